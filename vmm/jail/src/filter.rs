@@ -169,6 +169,8 @@ const KVM: &[u64] = &[
     0xaea6, // GET_XCRS
     0xaea7, // SET_XCRS
     0xaead, // KVMCLOCK_CTRL
+    0xaee1, // SET_DEVICE_ATTR
+    0xaee2, // GET_DEVICE_ATTR
 ];
 
 /// Ioctls of terminals, and of all file descriptors.
