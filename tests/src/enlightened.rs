@@ -1,11 +1,14 @@
 //! The probe as a user of Hyper-V's interface: which of its checks must run, and with which result.
 
+use std::process;
+
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 use vmm::control::{Client, Command};
 
-use crate::program::{PATIENCE, Running, connect};
+use crate::lab;
+use crate::program::{self, PATIENCE, Running, connect};
 
 /// The last output of a run of the probe.
 const LAST: &str = "]}\n";
@@ -78,7 +81,9 @@ impl Enlightened {
         let (path, count) = (socket.display().to_string(), processors.to_string());
         let mut all = vec!["run", "--control", &path, "--cpus", &count, "--cmdline", words];
         all.extend(["--hyperv", provider.word(), "--display", "none", "--memory", "256M"]);
-        let machine = Running::vmm(&all)?;
+        // The lab has cargo, but not the time to build in it.
+        let program = if lab::inside() { lab::vmm()? } else { program::vmm().to_owned() };
+        let machine = Running::spawn(process::Command::new(program).args(&all))?;
         let client = connect(&socket)?;
         Ok(Self { machine, client, provider, _folder: folder })
     }

@@ -170,6 +170,8 @@ const KVM: &[u64] = &[
     0xaea7, // SET_XCRS
     0xaead, // KVMCLOCK_CTRL
     0xaebf, // SET_NESTED_STATE
+    0xaee1, // SET_DEVICE_ATTR
+    0xaee2, // GET_DEVICE_ATTR
 ];
 
 /// Ioctls of terminals, and of all file descriptors.

@@ -7,7 +7,8 @@ use std::sync::Once;
 
 use anyhow::Context;
 use kvm_bindings::{
-    CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_reinject_control, kvm_userspace_memory_region,
+    CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_device_attr, kvm_reinject_control,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::MmapRegion;
@@ -85,6 +86,28 @@ pub(super) fn set_up_machine_checks(kvm: &Kvm, vcpu: &VcpuFd) {
     let done = unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capability) };
     if done < 0 {
         tracing::debug!("KVM refuses machine checks with capability {capability:#x}");
+    }
+}
+
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xe1, kvm_device_attr);
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xe2, kvm_device_attr);
+
+/// Sets the offset of the guest's time stamp counter to the value that it has. After a triple fault
+/// on AMD, Linux 6.1 runs the processor with the host's counter, although it knows the offset.
+pub(super) fn renew_tsc_offset(vcpu: &VcpuFd) {
+    let mut offset = 0_u64;
+    let attribute = kvm_device_attr {
+        group: kvm_bindings::KVM_VCPU_TSC_CTRL,
+        attr: kvm_bindings::KVM_VCPU_TSC_OFFSET.into(),
+        addr: &raw mut offset as u64,
+        flags: 0,
+    };
+    // SAFETY: the ioctl writes one u64 to the address in the attribute, which outlives the call.
+    let known = unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) };
+    if known == 0 {
+        // SAFETY: the ioctl reads the same u64.
+        let done = unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) };
+        tracing::trace!("the offset {offset:#x} of the time stamp counter is set again: {done}");
     }
 }
 

@@ -38,6 +38,9 @@ const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 /// HV_X64_MSR_CRASH_CTL: the guest may report a crash (CrashNotify). KVM does not say so itself.
 const CRASH_CTL: (u32, u64) = (0x4000_0105, 1 << 63);
 
+/// HV_X64_MSR_HYPERCALL.
+const HYPERCALL: u32 = 0x4000_0001;
+
 /// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
 /// synthetic interrupt controller. Without resetting them, a timer of the previous guest would
 /// write into the memory of the new one.
@@ -154,6 +157,7 @@ impl Vcpu {
         }
         self.fd.set_sregs(sregs).context("system registers")?;
         set_msrs(&self.fd, msrs)?;
+        fd::renew_tsc_offset(&self.fd);
         self.set_mp_state()?;
         self.fd.set_lapic(lapic).context("the local interrupt controller")?;
         self.fd.set_vcpu_events(events).context("pending events")?;
@@ -408,7 +412,7 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
     let wanted = listed.chain(UNLISTED.iter().cloned().flatten());
     let mut wanted: Vec<_> =
         wanted.map(|index| kvm_msr_entry { index, ..Default::default() }).collect();
-    let mut known = Vec::new();
+    let mut known: Vec<kvm_msr_entry> = Vec::new();
     // KVM stops at the first MSR that this processor does not have.
     while !wanted.is_empty() {
         let mut batch = Msrs::from_entries(&wanted).context("a list of MSRs")?;
@@ -416,6 +420,8 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
         known.extend(&batch.as_slice()[..count]);
         wanted.drain(..(count + 1).min(wanted.len()));
     }
+    // KVM takes no hypercall page, not even none, from a guest without a name: clear it first.
+    known.sort_by_key(|msr| msr.index != HYPERCALL);
     Ok(known)
 }
 
