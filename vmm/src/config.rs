@@ -171,8 +171,8 @@ options! {
     jail: jail::Config,
     /// Hyper-V enlightenments: `kvm` are those of this host's KVM; `own` are fewer (identity,
     /// clocks, crash reports) and need no support of KVM for Hyper-V; `on` are those of KVM if it
-    /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a kernel
-    /// that is started directly.
+    /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a
+    /// kernel that is started directly.
     "hyperv" "auto|on|kvm|own|off" hyperv: Hyperv,
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and
