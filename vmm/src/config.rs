@@ -173,8 +173,8 @@ options! {
     jail: jail::Config,
     /// Hyper-V enlightenments: `kvm` are those of this host's KVM; `own` are fewer (identity,
     /// clocks, crash reports) and need no support of KVM for Hyper-V; `on` are those of KVM if it
-    /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a kernel
-    /// that is started directly.
+    /// has them, and `own` otherwise; `auto` (default) is `on` with firmware, and `off` for a
+    /// kernel that is started directly.
     "hyperv" "auto|on|kvm|own|off" hyperv: Hyperv,
     /// Features of the processor. `nested`: virtualization (VMX or SVM), with which the guest runs
     /// virtual machines of its own, if this host's KVM offers that. `without` hides features,

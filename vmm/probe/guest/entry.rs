@@ -300,7 +300,7 @@ spurious_stub:
     iretq
 
     # The gate is INT3: a paravirtual-only KVM makes INT n an invalid opcode, and runs what SYSCALL
-    # enters without privileges. RAX = function, RDI and RSI = arguments (R8 and R9 for a hypercall);
+    # enters without privileges. RAX = function, RDI and RSI (R8, R9 for a hypercall) = arguments;
     # RAX, R8 (for RBX; carry of a register's access), RCX, RDX = results.
     .globl gate_stub
 gate_stub:
