@@ -7,6 +7,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use transom_tests::network::{in_namespace, ip};
+use transom_tests::place;
 use transom_tests::program::{Running, vmm};
 
 use crate::PATIENCE;
@@ -16,15 +18,25 @@ use crate::report::Report;
 
 /// OWN in `tests/windrv/ndis/traffic.c`.
 const ADDRESS: &str = "52:54:00:77:69:6e";
-/// The minimum number of checks of a mode.
-const CHECKS: usize = 42;
+const TAP: &str = "windrv";
+
+/// A machine with a network device.
+#[derive(Default)]
+struct Machine {
+    mode: &'static str,
+    /// Words for the device and for the guest.
+    device: &'static str,
+    words: &'static str,
+    /// Checks besides those of every mode.
+    more: usize,
+}
 
 /// The tests of the adapter: one for each mode.
 macro_rules! modes {
     ($($mode:ident)*) => {$(
         #[test]
         fn $mode() -> Result<()> {
-            run(stringify!($mode), "")
+            Machine { mode: stringify!($mode), ..Machine::default() }.on_a_socket()
         }
     )*};
 }
@@ -34,41 +46,73 @@ modes! { msix4 msix1 two one wire }
 /// The device tells the driver a shorter maximum of packets.
 #[test]
 fn mtu() -> Result<()> {
-    run("msix1", "1400")
+    Machine { mode: "msix1", device: ",mtu=1400", words: " mtu=1400", more: 0 }.on_a_socket()
 }
 
-fn run(mode: &str, mtu: &str) -> Result<()> {
-    let Some(image) = image::image()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let network = folder.path().join("network");
-    let _peer = peer(&network)?;
-    let mut device = format!("virtio-net,to=passt:{},mac={ADDRESS}", network.display());
-    let control = folder.path().join("control");
-    let mut words = format!("driver=netkvm mode={mode} host=vmm");
-    if !mtu.is_empty() {
-        device += &format!(",mtu={mtu}");
-        words += &format!(" mtu={mtu}");
+/// The host's kernel takes packets without checksums, and of many segments.
+#[test]
+fn offloads() -> Result<()> {
+    if !place::runs_here("Windows' network driver on a tap") {
+        return Ok(());
     }
-    let mut machine = Command::new(vmm());
-    machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
-    machine.args(["--accept-emulation", "--memory", "256M", "--device", &device]);
-    machine.args(["--cmdline", &words, "--kernel"]).arg(image).arg("--control").arg(&control);
-    let mut guest = Running::spawn(&mut machine)?;
-    let status = kmdf::obey(&mut guest, &control);
-    let (output, log) = (guest.stdout.text(), guest.stderr.text());
-    let everything = || format!("netkvm.{mode}:\n{output}\n{log}");
-    ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
-    Report::read(&output).and_then(|it| it.judge(CHECKS)).with_context(everything)
+    let machine =
+        Machine { mode: "msix1", device: ",vhost=off", words: " offloads=on", more: OFFLOADS };
+    in_namespace(move || machine.on_a_tap())
 }
 
-/// Starts the peer, and waits until it listens: the link must be up from the start.
-fn peer(at: &Path) -> Result<Running> {
+/// The minimum number of checks of every mode, and of those of offloads.
+const CHECKS: usize = 42;
+const OFFLOADS: usize = 7;
+
+impl Machine {
+    fn on_a_socket(&self) -> Result<()> {
+        let Some(image) = image::image()? else { return Ok(()) };
+        let folder = tempfile::tempdir()?;
+        let network = folder.path().join("network");
+        let network = network.to_str().context("a path")?;
+        let peer = peer(network)?;
+        // The link must be up from the start.
+        let deadline = Instant::now() + PATIENCE;
+        while !Path::new(network).exists() {
+            ensure!(Instant::now() < deadline, "the peer does not listen: {}", peer.stderr.text());
+            sleep(Duration::from_millis(5));
+        }
+        self.run(image, &format!("passt:{network}"))
+    }
+
+    /// Needs root, and a namespace of its own.
+    fn on_a_tap(&self) -> Result<()> {
+        let Some(image) = image::image()? else { return Ok(()) };
+        ip(&format!("tuntap add {TAP} mode tap multi_queue vnet_hdr"))?;
+        // So that the host sends nothing on its own.
+        ip(&format!("link set {TAP} addrgenmode none"))?;
+        ip(&format!("link set {TAP} arp off txqueuelen 10000 up"))?;
+        let network = format!("tap:{TAP}");
+        let mut peer = peer(&network)?;
+        peer.says("ready", 1)?;
+        self.run(image, &network)
+    }
+
+    fn run(&self, image: &Path, network: &str) -> Result<()> {
+        let Self { mode, device, words, more } = self;
+        let folder = tempfile::tempdir()?;
+        let control = folder.path().join("control");
+        let device = format!("virtio-net,to={network},mac={ADDRESS}{device}");
+        let words = format!("driver=netkvm mode={mode} host=vmm{words}");
+        let mut machine = Command::new(vmm());
+        machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
+        machine.args(["--accept-emulation", "--memory", "512M", "--device", &device]);
+        machine.args(["--cmdline", &words, "--kernel"]).arg(image).arg("--control").arg(&control);
+        let mut guest = Running::spawn(&mut machine)?;
+        let status = kmdf::obey(&mut guest, &control);
+        let (output, log) = (guest.stdout.text(), guest.stderr.text());
+        let everything = || format!("netkvm.{mode}:\n{output}\n{log}");
+        ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
+        Report::read(&output).and_then(|it| it.judge(CHECKS + more)).with_context(everything)
+    }
+}
+
+fn peer(network: &str) -> Result<Running> {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("windrv/peer");
-    let peer = Running::spawn(Command::new(program).arg(at))?;
-    let deadline = Instant::now() + PATIENCE;
-    while !at.exists() {
-        ensure!(Instant::now() < deadline, "the peer does not listen: {}", peer.stderr.text());
-        sleep(Duration::from_millis(5));
-    }
-    Ok(peer)
+    Running::spawn(Command::new(program).arg(network))
 }

@@ -54,6 +54,9 @@ void check_statistics(void);
 void check_pauses(void);
 void check_resets(void);
 void check_sleeps(void);
+/* With `offloads=on`: */
+void check_checksums(void);
+void check_large_sends(void);
 /* Leaves packets under way for the end of the adapter. */
 void leave_traffic(void);
 #endif
