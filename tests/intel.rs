@@ -21,8 +21,8 @@ const SOON: Duration = Duration::from_secs(60);
 
 const ASSETS: &[&str] = &["BZIMAGE_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
 
-/// Parameters of kvm_intel for processors without an extension: nested paging, real mode in a guest,
-/// tags of the TLB and what came with them.
+/// Parameters of kvm_intel for processors without an extension: nested paging, real mode in a
+/// guest, tags of the TLB and what came with them.
 const OLD: [(&str, &str); 3] = [
     ("nested_paging", "ept=0"),
     ("unrestricted_guests", "unrestricted_guest=0"),

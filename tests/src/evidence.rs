@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::tally::{THOROUGH, fits};
+use crate::lab::RUNS_ON;
+use crate::tally::{THOROUGH, fits, running};
 
 /// A test of a run, by the name of its suite or crate and its own.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,8 +39,8 @@ pub fn read(output: &str) -> Vec<Outcome> {
     for line in output.lines() {
         if let Some(name) = running(line) {
             (target, place) = (name, "this host");
-        } else if let Some(words) = line.strip_prefix("guests run ") {
-            place = words.split(", because").next().unwrap_or(words);
+        } else if let Some(words) = line.strip_prefix(RUNS_ON) {
+            place = words;
         } else if let Some((name, result)) = finished(line) {
             outcomes.push(Outcome {
                 name: format!("{target}::{name}"),
@@ -49,14 +50,6 @@ pub fn read(output: &str) -> Vec<Outcome> {
         }
     }
     outcomes
-}
-
-/// The name in cargo's line for a program with tests:
-/// `Running tests/x.rs (target/PROFILE/deps/NAME-HASH)`.
-fn running(line: &str) -> Option<&str> {
-    let (_, path) = line.trim_start().strip_prefix("Running ")?.split_once(" (")?;
-    let (_, file) = path.strip_suffix(')')?.rsplit_once("/deps/")?;
-    Some(file.rsplit_once('-')?.0)
 }
 
 fn finished(line: &str) -> Option<(&str, Result)> {
@@ -138,7 +131,7 @@ test ahci::test::a_port_resets ... ok
 test ahci::test::b ... SKIP b: there is no x
 ok
      Running linux.rs (target/test-fast/deps/linux-ffff)
-guests run in the lab, because this host's KVM only emulates kernels
+guests run on: the lab
 SKIP linux_12_boots: TRANSOM_TESTS is not all
 test linux_13_boots ... ok <3.0s>
 test linux_13_ends ... FAILED <3.0s>
@@ -157,7 +150,7 @@ test linux_13_ends ... FAILED <3.0s>
         assert_eq!(outcomes[0].name, "devices::ahci::test::a_port_resets");
         assert_eq!(
             (outcomes[0].place.as_str(), outcomes[3].place.as_str()),
-            ("this host", "in the lab")
+            ("this host", "the lab")
         );
         assert_eq!(outcomes[2].name, "linux::linux_12_boots");
     }
@@ -167,7 +160,7 @@ test linux_13_ends ... FAILED <3.0s>
         let page = |list: &str| page(list, &read(&output()), "today");
         let text =
             page("## Disks\nAHCI | devices::ahci::*, linux::linux_13_boots | storahci\n").unwrap();
-        let row = "| AHCI | `devices::ahci::*`, `linux::linux_13_boots` | in the lab, this host \
+        let row = "| AHCI | `devices::ahci::*`, `linux::linux_13_boots` | the lab, this host \
                    | storahci |";
         assert!(text.contains(row), "{text}");
         assert!(page("a | linux::linux_12* | -").unwrap().contains("only with"));

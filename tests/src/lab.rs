@@ -45,7 +45,7 @@ impl Lab {
             runs_on(&this_host());
             return Ok(None);
         };
-        crate::say!("guests run in the lab, because this host's KVM {why}");
+        crate::say!("the lab is needed, because this host's KVM {why}");
         runs_on(ON_AMD);
         let mut lab = self.command()?;
         for (name, path) in assets(self.assets)? {
@@ -67,7 +67,7 @@ impl Lab {
         runs_on(ON_INTEL);
         let mut code = 0;
         for model in models {
-            crate::say!("guests run in the Intel lab, on Bochs' {model}");
+            crate::say!("the processor is Bochs' {model}");
             let mut lab = Command::new(repository().join("tests/lab/lab-intel"));
             lab.args(["-t", &self.seconds.to_string(), "-M", model]);
             // The lab has no files of this machine but these.

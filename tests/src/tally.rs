@@ -1,5 +1,5 @@
-//! Counts tests that passed, failed and were skipped, from the output of all tests, checks the skips
-//! against `tests/skips`, and lists which suites ran on whose extensions.
+//! Counts tests that passed, failed and were skipped, from the output of all tests, checks the
+//! skips against `tests/skips`, and lists which suites ran on whose extensions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ impl Tally {
         let mut tally = Self::default();
         let (mut whole, mut suite) = (0, "");
         for line in output.lines() {
-            if let Some(name) = target(line) {
+            if let Some(name) = running(line) {
                 suite = name;
                 if let Some(host) = host.filter(|_| uses_kvm(suites, suite)) {
                     tally.ran(suite, host);
@@ -77,10 +77,12 @@ impl Tally {
 /// The reason of a test that runs only with `TRANSOM_TESTS=all`.
 pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
 
-/// The name in cargo's line about a target that it runs.
-fn target(line: &str) -> Option<&str> {
-    let (_, path) = line.trim_start().strip_prefix("Running ")?.rsplit_once("/deps/")?;
-    Some(path.rsplit_once('-')?.0)
+/// The name in cargo's line for a program with tests:
+/// `Running tests/x.rs (target/PROFILE/deps/NAME-HASH)`.
+pub(crate) fn running(line: &str) -> Option<&str> {
+    let (_, path) = line.trim_start().strip_prefix("Running ")?.split_once(" (")?;
+    let (_, file) = path.strip_suffix(')')?.rsplit_once("/deps/")?;
+    Some(file.rsplit_once('-')?.0)
 }
 
 /// Whether a suite starts guests on this host's own KVM, by its needs.

@@ -81,7 +81,10 @@ fn examine_host() -> Findings {
     let runs = vec![
         Runs { what: "the probe", works: checked.is_ok() },
         // Each line names what was tested, so that a capability is not taken for a promise.
-        Runs { what: "UEFI firmware and Linux (tried on AMD SVM, not on Intel VMX)", works: full },
+        Runs {
+            what: "UEFI firmware and Linux (tried on AMD SVM and Intel VMX, both emulated)",
+            works: full,
+        },
         Runs {
             what: "the Hyper-V interface for Windows, in KVM (Windows itself was not tried)",
             works: full && kvm.as_ref().is_some_and(kvm::has_hyperv),
