@@ -12,7 +12,7 @@ use crate::program::{self, PATIENCE, Running, connect};
 
 /// The last output of a run of the probe.
 const LAST: &str = "]}\n";
-/// What the host's log says about the crash that the probe reports at its end.
+/// The line of the host's log about the crash that the probe reports at its end.
 const CRASH: &str = "the guest crashed: 0x72616e736f6d0001 0x72616e736f6d0002 0x72616e736f6d0003 \
                      0x72616e736f6d0004 0x72616e736f6d0005";
 

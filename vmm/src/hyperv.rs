@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use host::memory::Memory;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 
-/// Who provides Hyper-V's interface to a guest.
+/// The provider of Hyper-V's interface to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     Kvm,

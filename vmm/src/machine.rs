@@ -238,7 +238,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
 }
 
-/// Who provides Hyper-V's interface to the guest.
+/// The provider of Hyper-V's interface to the guest.
 fn hyperv_of(config: &Config, kvm: &Kvm) -> anyhow::Result<Option<Provider>> {
     let (theirs, own) = (kvm::has_hyperv(kvm), kvm::allows_own_hyperv(kvm));
     let lacks = |what, other| {
@@ -259,7 +259,7 @@ fn hyperv_of(config: &Config, kvm: &Kvm) -> anyhow::Result<Option<Provider>> {
     })
 }
 
-/// What the guest lacks of the enlightenments that it was to have.
+/// A warning if the guest lacks enlightenments that it was to have.
 fn hyperv_warning(config: &Config, provider: Option<Provider>) -> Option<&'static str> {
     let wanted = match config.hyperv {
         Hyperv::Auto => config.firmware.is_some(),

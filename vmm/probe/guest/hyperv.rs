@@ -31,7 +31,7 @@ const CRASH: u32 = 0x4000_0100;
 const CRASH_CTL: u32 = 0x4000_0105;
 const REENLIGHTENMENT: u32 = 0x4000_0106;
 const CRASH_NOTIFY: u64 = 1 << 63;
-/// What `hv-crash` reports to the host.
+/// The codes that `hv-crash` reports to the host.
 const BUG_CHECK: u64 = 0x7261_6e73_6f6d_0001;
 
 /// Leaf 0x40000003, EAX.
@@ -55,7 +55,7 @@ pub(crate) const REMOTE_FLUSH: u32 = 2;
 pub(crate) const CLUSTER_IPI: u32 = 10;
 pub(crate) const EXTENDED_MASKS: u32 = 11;
 
-/// What the hypervisor announces.
+/// The interface that the hypervisor announces.
 #[derive(Clone, Copy)]
 pub(crate) struct Interface {
     privileges: u32,
