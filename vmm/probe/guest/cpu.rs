@@ -4,7 +4,7 @@ use core::arch::x86_64::__cpuid_count;
 
 use crate::Session;
 use crate::clock::Clock;
-use crate::entry::{control_registers, cpuid};
+use crate::gate::{control_registers, cpuid};
 use crate::io::tsc;
 use crate::report::Finding;
 

@@ -3,7 +3,7 @@ use crate::Session;
 use crate::canvas::Canvas;
 use crate::config::Function;
 use crate::cpu::Cpu;
-use crate::entry::halt_once;
+use crate::gate::halt_once;
 use crate::io::{read8, read16, write16, write64};
 use crate::report::Finding;
 use crate::start::Words;

@@ -4,7 +4,8 @@
 use crate::Session;
 use crate::config::Function;
 use crate::cpu::Cpu;
-use crate::entry::{device_interrupts, set_interrupts};
+use crate::entry::device_interrupts;
+use crate::gate::set_interrupts;
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
 use crate::msix;
 use crate::paging::map_device;

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::acpi::Table;
-use crate::entry;
+use crate::gate;
 use crate::input::route;
 use crate::io::{in16, out8, out16, read8, read64};
 use crate::start::{Start, Words};
@@ -36,10 +36,10 @@ pub(crate) fn end(words: Words, pm_base: u16) -> ! {
             let reset = ACPI_RESET.load(Ordering::Relaxed);
             out8(reset as u16, (reset >> 16) as u8);
         }
-        Some("triple") => entry::triple_fault(),
+        Some("triple") => gate::triple_fault(),
         _ => {}
     }
-    entry::halt()
+    gate::halt()
 }
 
 /// The power button, with interrupts enabled.

@@ -1,11 +1,11 @@
-//! The entry point, and all code that runs in ring 0.
+//! The entry point, and the first processor's code in ring 0.
 //!
 //! A paravirtual-only KVM interprets ring 0, at about a million instructions per second, and does
-//! not support all instructions. Only this file therefore runs in ring 0: straight-line assembly of
-//! plain integer instructions that ends in ring 3, interrupt stubs, one gate for the few privileged
-//! operations, and the start of other processors. Page tables are static data, so no loop has to
-//! build them.
-use core::arch::{asm, global_asm};
+//! not support all instructions. Only this file and trampoline.rs therefore run in ring 0, in
+//! straight-line assembly of plain integer instructions: the way to ring 3, interrupt stubs, and
+//! one gate for the few privileged operations (gate.rs). Page tables are static data, so no loop
+//! has to build them.
+use core::arch::global_asm;
 
 // Entry (PVH): 32-bit protected mode, flat segments, no paging, EBX = start info.
 global_asm!(
@@ -62,7 +62,9 @@ no_idt:
     .balign 4096
 page_directories:
     .skip 3 * 4096
-    .globl idt
+    .globl assist_page, idt
+assist_page:
+    .skip 4096
 idt:
     .skip 4096
     .globl tss
@@ -392,112 +394,6 @@ unassisted_count:
     options(att_syntax)
 );
 
-// The code of another processor after INIT-SIPI, copied to TRAMPOLINE: real mode, long mode, count.
-global_asm!(
-    r#"
-    .section .data
-    .code16
-    .globl trampoline, trampoline_end
-trampoline:
-    cli
-    xorw %ax, %ax
-    movw %ax, %ds
-    lgdtl 0x8000 + trampoline_gdt - trampoline
-    movl %cr4, %eax
-    orl $0x20, %eax
-    movl %eax, %cr4
-    movl $page_map, %eax
-    movl %eax, %cr3
-    movl $0xc0000080, %ecx
-    rdmsr
-    orl $0x100, %eax
-    wrmsr
-    movl %cr0, %eax
-    andl $0x9fffffff, %eax              # not CD, NW: set by INIT
-    orl $0x80000001, %eax               # PG and PE at once: straight to long mode
-    movl %eax, %cr0
-    ljmpl $0x08, $processor_entry
-trampoline_gdt:
-    .word gdt_end - gdt - 1
-    .long gdt
-trampoline_end:
-
-    .section .text.entry, "ax"
-    .code64
-processor_entry:
-    movl $0x10, %eax
-    movl %eax, %ss
-    movl $1, %eax
-    lock xaddl %eax, processors_numbered
-    cmpl $63, %eax
-    jae peer_without_slot
-    shll $10, %eax
-    addl $peers, %eax
-    movl %eax, %ebx
-    leaq 1024(%rbx), %rsp
-    lidt idt_pointer
-    movl $0xfee000f0, %eax              # the local APIC accepts interrupts
-    movl $0x14f, (%rax)
-    movl $0xfee00020, %eax
-    movl (%rax), %eax
-    shrl $24, %eax
-    movl %eax, 4(%rbx)
-    lock incl processors_started
-    # Slot: command, APIC ID, argument (8), value (16), interrupts (24), carry (32); then the stack.
-1:  cli
-    cmpl $0, (%rbx)
-    jne 2f
-    sti
-    hlt
-    jmp 1b
-2:  movl 8(%rbx), %ecx
-    movl 16(%rbx), %eax
-    movl 20(%rbx), %edx
-    cmpl $2, (%rbx)
-    jb 3f
-    je 4f
-    movq 8(%rbx), %rax                  # 3: load
-    movq (%rax), %rax
-    movq %rax, 16(%rbx)
-    jmp 5f
-3:  clc                                 # 1: read a register
-peer_may_fault:
-    rdmsr
-    setc 32(%rbx)
-    movl %eax, 16(%rbx)
-    movl %edx, 20(%rbx)
-    jmp 5f
-4:  clc                                 # 2: write a register
-peer_may_fault_too:
-    wrmsr
-    setc 32(%rbx)
-5:  movl $0, (%rbx)
-    jmp 1b
-peer_without_slot:
-    lock incl processors_started
-6:  cli
-    hlt
-    jmp 6b
-
-    .section .early, "aw", @nobits
-    .balign 8
-    .globl processors_started, processors_numbered
-processors_started:
-    .skip 4
-processors_numbered:
-    .skip 4
-    .balign 4096
-    .globl assist_page, peers
-assist_page:
-    .skip 4096
-peers:
-    .skip 63 * 1024
-"#,
-    options(att_syntax)
-);
-
-/// Address of the trampoline. SIPI vector 8.
-pub(crate) const TRAMPOLINE: usize = 0x8000;
 /// Interrupt vector of the local APIC timer.
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
 /// Interrupt vector of PCI devices (MSI-X) and of ISA devices.
@@ -521,18 +417,14 @@ unsafe extern "C" {
     static peer_stub: u8;
     static wake_stub: u8;
     static assist_page: u8;
-    static peers: u8;
     static assisted_count: u32;
     static unassisted_count: u32;
     static gate_stub: u8;
     static mut idt: [[u64; 2]; 128];
     static mut page_map: [u64; 512];
-    static trampoline: u8;
-    static trampoline_end: u8;
     static timer_count: u32;
     static device_count: u32;
     static nmi_count: u32;
-    static mut processors_started: u32;
     static image_start: u8;
     static image_end: u8;
 }
@@ -595,104 +487,4 @@ pub(crate) fn assisted_interrupts() -> (u32, u32) {
 /// The page by which the hypervisor acknowledges interrupts.
 pub(crate) fn assist() -> u64 {
     &raw const assist_page as u64
-}
-
-/// The counter that each started processor increments, and one that numbers them.
-pub(crate) fn started_counter() -> *mut u32 {
-    &raw mut processors_started
-}
-
-/// The slots of the other processors, of 1 KiB each, and their number.
-pub(crate) fn slots() -> (u64, u64) {
-    (&raw const peers as u64, 63)
-}
-
-/// The code to be copied to [`TRAMPOLINE`].
-pub(crate) fn trampoline_code() -> &'static [u8] {
-    let start = &raw const trampoline;
-    let length = &raw const trampoline_end as usize - start as usize;
-    // SAFETY: the two symbols delimit initialized, constant bytes of this image.
-    unsafe { core::slice::from_raw_parts(start, length) }
-}
-
-/// RAX, RBX, RCX and RDX after a call through the gate.
-pub(crate) type Registers = [u64; 4];
-
-fn gate(function: u64, first: u64, second: u64) -> Registers {
-    let (a, b, c, d);
-    // SAFETY: the stub returns here with the named registers changed and no others.
-    unsafe {
-        asm!("int3", inlateout("rax") function => a, in("rdi") first, in("rsi") second,
-            lateout("rcx") c, lateout("rdx") d, lateout("r8") b);
-    }
-    [a, b, c, d]
-}
-
-pub(crate) fn halt_once() {
-    gate(0, 0, 0);
-}
-
-/// Reads a model-specific register that exists.
-pub(crate) fn read_msr(index: u32) -> u64 {
-    try_read_msr(index).expect("the register")
-}
-
-/// Reads a model-specific register. `None`: it faults.
-pub(crate) fn try_read_msr(index: u32) -> Option<u64> {
-    let [low, carry, _, high] = gate(1, index.into(), 0);
-    (carry & 0xff == 0).then_some(high << 32 | low & 0xffff_ffff)
-}
-
-/// Writes a model-specific register. Returns false if that faults.
-pub(crate) fn write_msr(index: u32, value: u64) -> bool {
-    gate(7, index.into(), value)[1] & 0xff == 0
-}
-
-/// Calls the hypercall page with RCX, RDX, R8 and the six XMM registers. Returns RAX.
-pub(crate) fn hypercall(page: u64, control: u64, pair: [u64; 2], xmm: &[[u64; 2]; 6]) -> u64 {
-    let result;
-    // SAFETY: the page is the hypervisor's code, which changes no other registers and no memory but
-    // that of the call.
-    unsafe {
-        asm!(
-            "movups xmm0, [{x}]", "movups xmm1, [{x} + 16]", "movups xmm2, [{x} + 32]",
-            "movups xmm3, [{x} + 48]", "movups xmm4, [{x} + 64]", "movups xmm5, [{x} + 80]",
-            "int3",
-            x = in(reg) xmm.as_ptr(), inlateout("rax") 8_u64 => result,
-            inlateout("rdi") control => _, inlateout("rsi") pair[0] => _,
-            inlateout("r8") pair[1] => _, inlateout("r9") page => _,
-            lateout("rcx") _, lateout("rdx") _, lateout("r10") _, lateout("r11") _,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, out("xmm4") _,
-            out("xmm5") _,
-        );
-    }
-    result
-}
-
-pub(crate) fn set_interrupts(on: bool) {
-    gate(2, if on { 0x202 } else { 2 }, 0);
-}
-
-/// CR0, CR3 and CR4.
-pub(crate) fn control_registers() -> [u64; 3] {
-    let [cr0, _, cr4, cr3] = gate(3, 0, 0);
-    [cr0, cr3, cr4]
-}
-
-/// CPUID as ring 0 sees it. If ring 3 runs natively, CPUID there may return the host's values.
-pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
-    gate(4, leaf.into(), subleaf.into()).map(|register| register as u32)
-}
-
-/// Halts forever with interrupts enabled: an idle guest.
-pub(crate) fn halt() -> ! {
-    gate(5, 0, 0);
-    unreachable!()
-}
-
-/// Raises an exception without an interrupt table, so that the processor shuts down.
-pub(crate) fn triple_fault() -> ! {
-    gate(6, 0, 0);
-    // SAFETY: raises an exception, which ends the machine.
-    unsafe { asm!("ud2", options(noreturn)) }
 }

@@ -5,9 +5,8 @@
 //! missing privilege otherwise.
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{
-    ASSISTED_VECTOR, assist, assisted_interrupts, cpuid, set_interrupts, try_read_msr, write_msr,
-};
+use crate::entry::{ASSISTED_VECTOR, assist, assisted_interrupts};
+use crate::gate::{cpuid, set_interrupts, try_read_msr, write_msr};
 use crate::hyperv_calls as calls;
 use crate::hyperv_clock as clock;
 use crate::hyperv_timers as timers;

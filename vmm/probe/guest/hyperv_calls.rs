@@ -3,7 +3,8 @@
 //! registers.
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{PEER_VECTOR, hypercall};
+use crate::entry::PEER_VECTOR;
+use crate::gate::hypercall;
 use crate::hyperv::{
     CLUSTER_IPI, EXTENDED_MASKS, Interface, REMOTE_FLUSH, SYNIC, VP_INDEX, XMM_INPUT, skip,
 };

@@ -3,7 +3,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{try_read_msr, write_msr};
+use crate::gate::{try_read_msr, write_msr};
 use crate::hyperv::{FREQUENCIES, Interface, REFERENCE_TSC, skip};
 use crate::io::{read32, read64, tsc};
 use crate::peers::Peer;

@@ -2,7 +2,8 @@
 //! without messages (direct mode).
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{DEVICE_VECTOR, device_interrupts, set_interrupts, try_read_msr, write_msr};
+use crate::entry::{DEVICE_VECTOR, device_interrupts};
+use crate::gate::{set_interrupts, try_read_msr, write_msr};
 use crate::hyperv::{DIRECT_TIMERS, Interface, SYNIC, TIMERS, skip};
 use crate::hyperv_clock::now;
 use crate::io::{read32, read64, write32};

@@ -19,6 +19,7 @@ mod end;
 mod entry;
 mod exits;
 mod font;
+mod gate;
 mod hyperv;
 mod hyperv_calls;
 mod hyperv_clock;
@@ -45,6 +46,7 @@ mod show;
 mod start;
 mod timer;
 mod torture;
+mod trampoline;
 mod units;
 mod virtio;
 mod virtio_blk;
@@ -156,7 +158,7 @@ fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16
         while user_input.read_all() {
             page.show_input(&user_input);
         }
-        entry::halt_once();
+        gate::halt_once();
     }
 }
 
@@ -164,7 +166,7 @@ fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16
 fn wait(button: end::Button) -> ! {
     loop {
         button.poll();
-        entry::halt_once();
+        gate::halt_once();
     }
 }
 

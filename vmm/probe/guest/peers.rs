@@ -1,8 +1,9 @@
-//! The other processors, which wait in ring 0 for the commands of this one (entry.rs).
+//! The other processors, which wait in ring 0 for the commands of this one (trampoline.rs).
 use crate::cpu::Cpu;
-use crate::entry::{WAKE_VECTOR, slots, started_counter};
+use crate::entry::WAKE_VECTOR;
 use crate::io::{read_memory, write_memory, write32};
 use crate::timer::LOCAL_APIC;
+use crate::trampoline::{slots, started_counter};
 
 const SLOT: u64 = 1024;
 const COMMAND: u64 = 0;

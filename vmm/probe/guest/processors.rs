@@ -4,12 +4,12 @@ use core::hint::spin_loop;
 use crate::Session;
 use crate::acpi::Table;
 use crate::cpu::Cpu;
-use crate::entry::{TRAMPOLINE, started_counter, trampoline_code};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
 use crate::peers;
 use crate::report::Finding;
 use crate::start::Start;
 use crate::timer::LOCAL_APIC;
+use crate::trampoline::{TRAMPOLINE, started_counter, trampoline_code};
 
 const COMMAND: u64 = LOCAL_APIC + 0x300;
 /// To all processors but this one: INIT, level, asserted; and SIPI to the trampoline's page.

@@ -3,9 +3,8 @@ use core::hint::spin_loop;
 
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{
-    SPURIOUS_VECTOR, TIMER_VECTOR, halt_once, read_msr, set_interrupts, timer_interrupts,
-};
+use crate::entry::{SPURIOUS_VECTOR, TIMER_VECTOR, timer_interrupts};
+use crate::gate::{halt_once, read_msr, set_interrupts};
 use crate::io::{out8, read32, tsc, write32};
 use crate::report::Finding;
 

@@ -6,7 +6,8 @@
 use core::hint::spin_loop;
 
 use crate::cpu::Cpu;
-use crate::entry::{device_interrupts, halt_once, timer_interrupts};
+use crate::entry::{device_interrupts, timer_interrupts};
+use crate::gate::halt_once;
 use crate::report::Finding;
 use crate::start::Words;
 use crate::timer;
