@@ -66,6 +66,8 @@ pub struct Machine {
     /// Boots a kernel without firmware.
     direct: Option<Direct>,
     pub generation: Arc<Generation>,
+    /// A sentence for the log, if this host's KVM lacks something that the guest was to have.
+    pub lack: Option<&'static str>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
 }
@@ -205,9 +207,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
-    if let Some(warning) = hyperv_warning(&plan.config, plan.hyperv) {
-        tracing::warn!("{warning}");
-    }
+    let lack = hyperv_warning(&plan.config, plan.hyperv);
     let ram = ram::map(&plan.config.memory, &plan.regions())?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
@@ -235,7 +235,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let spaces = board.shared.spaces.clone();
     let processors = Processors::new(vcpus, spaces, registers, on_stop);
     let (config, generation) = (plan.config, plan.generation);
-    Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
+    Ok(Machine { config, processors, board, vm, ram, direct, generation, lack, fresh: true })
 }
 
 /// The provider of Hyper-V's interface to the guest.

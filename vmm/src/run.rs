@@ -108,12 +108,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // Report a bad kernel file before missing hardware support: the file is bad on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
-    // Log the disks only now: a machine that is refused prints one line, the reason.
-    for disk in machine.shared().disks.all() {
-        let (path, geometry) = (disk.path.display(), disk.geometry());
-        let (size, readonly) = (geometry.size, geometry.read_only);
-        tracing::info!(disk = %path, size, readonly, "{}", disk.name);
-    }
+    // Log only now: a machine that is refused prints one line, the reason.
+    log(&machine);
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     machine.resume();
     let mut main_loop = MainLoop {
@@ -137,6 +133,18 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     drop(main_loop);
     drop(server);
     status
+}
+
+/// Logs the disks, and a lack of this host's KVM.
+fn log(machine: &Machine) {
+    if let Some(lack) = machine.lack {
+        tracing::warn!("{lack}");
+    }
+    for disk in machine.shared().disks.all() {
+        let (path, geometry) = (disk.path.display(), disk.geometry());
+        let (size, readonly) = (geometry.size, geometry.read_only);
+        tracing::info!(disk = %path, size, readonly, "{}", disk.name);
+    }
 }
 
 /// Refuses firmware and kernels on a host that only emulates kernel-mode code, where they cannot
