@@ -98,7 +98,8 @@ fn linux_reboots(cpus: &str, words: &[&str]) -> Result<()> {
         let found = booted.run("nproc", SOON)?;
         ensure!(found.trim() == cpus, "{found} processors, not {cpus}");
         let log = booted.run("dmesg", SOON)?;
-        for fault in ["unchecked MSR", "WARNING:", "BUG:", "Hardware Error"] {
+        // RETBleed has a warning too: the emulated processor lacks the mitigation.
+        for fault in ["unchecked MSR", "WARNING: CPU", "BUG:", "Hardware Error"] {
             ensure!(!log.contains(fault), "{fault}: {log}");
         }
         if resets == 0 {

@@ -110,17 +110,20 @@ impl Tables {
     }
 }
 
-/// The answers to the methods: the buffer after each evaluation, without the path.
+/// The answers to the methods: the buffer after each evaluation, without the path. The number is
+/// that of the evaluation, since not every one is answered.
 fn facts(answers: &[String]) -> Vec<(String, String)> {
     let mut facts: Vec<(String, String)> = Vec::new();
+    let mut evaluations: BTreeMap<&str, usize> = BTreeMap::new();
     let mut method = None;
     for line in answers {
         if let Some(path) = line.strip_prefix("Evaluating ") {
-            method = path.trim().rsplit('.').next();
+            let name = path.trim().rsplit('.').next().unwrap_or_default();
+            *evaluations.entry(name).or_default() += 1;
+            method = Some(name);
         } else if let Some((name, (_, bytes))) = method.take().zip(line.split_once("0000: ")) {
             let bytes = bytes.split_once("//").map_or(bytes, |it| it.0).trim();
-            let count = facts.iter().filter(|fact| fact.0.contains(name)).count();
-            facts.push((format!("acpi {name} #{}", count + 1), bytes.to_owned()));
+            facts.push((format!("acpi {name} #{}", evaluations[name]), bytes.to_owned()));
         }
     }
     facts
