@@ -1,17 +1,18 @@
 //! Maps an address to a device, its region and an offset, in each address space.
 //!
 //! The map's lock is held only during the lookup. A device is called under its own lock only, so
-//! that a register write may move a window. Lock order: device, then map.
+//! that a register write may move a window. Lock order: device, then windows, then map.
 
-use std::fmt;
+mod window;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::hypervisor::{Backing, Doorbell, Hypervisor};
+pub(crate) use window::Extent;
+use window::Placements;
+pub use window::Window;
 
 pub(crate) struct Seat {
     pub(crate) name: String,
@@ -60,6 +61,10 @@ impl<T: Send> Device for Inert<T> {
     fn run(&mut self, _: Saved) -> anyhow::Result<()> {
         Ok(())
     }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 #[derive(Clone)]
@@ -111,7 +116,8 @@ impl Space {
         }
     }
 
-    /// Finds the innermost range that contains the whole access.
+    /// Finds the innermost range that contains the whole access. If ranges are equal, the newest
+    /// one wins.
     fn find(&self, address: u64, length: usize) -> Option<Hit> {
         let last = address.checked_add(length as u64 - 1)?;
         let map = self.map.read().expect("no device panicked");
@@ -126,7 +132,23 @@ impl Space {
 
     fn overlaps(&self, range: &Range<u64>) -> bool {
         let map = self.map.read().expect("no device panicked");
-        map.iter().any(|it| it.range.start < range.end && range.start < it.range.end)
+        map.iter().any(|it| overlap(&it.range, range))
+    }
+
+    /// Whether an access to `range` reaches this region.
+    fn reaches(&self, range: &Range<u64>, region: Region, seat: &Arc<Seat>) -> bool {
+        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let hit = self.find(range.start, length);
+        hit.is_some_and(|hit| hit.region == region && Arc::ptr_eq(&hit.seat, seat))
+    }
+
+    /// Whether accesses to a part of this region reach another one.
+    fn hides(&self, region: Region, seat: &Arc<Seat>) -> bool {
+        let map = self.map.read().expect("no device panicked");
+        // `find` prefers later entries.
+        let mut later = map.iter();
+        let own = later.find(|it| it.region == region && Arc::ptr_eq(&it.seat, seat));
+        own.is_none_or(|own| later.any(|it| overlap(&it.range, &own.range)))
     }
 
     pub(crate) fn insert(&self, range: Range<u64>, region: Region, seat: Arc<Seat>) {
@@ -149,6 +171,7 @@ pub struct Spaces {
     pub memory: Space,
     pub smm_memory: Space,
     pub config: Space,
+    windows: Mutex<Placements>,
 }
 
 impl Spaces {
@@ -164,181 +187,6 @@ impl Spaces {
             Kind::Memory => &self.memory,
             Kind::SmmMemory => &self.smm_memory,
             Kind::Config => &self.config,
-        }
-    }
-}
-
-/// The address space of a window, and its size in bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct Extent {
-    pub(crate) kind: Kind,
-    pub(crate) size: u64,
-}
-
-/// A region that the guest may move at any time. Its doorbells and its memory move with it.
-pub struct Window {
-    pub kind: Kind,
-    pub size: u64,
-    pub region: Region,
-    seat: Arc<Seat>,
-    spaces: Arc<Spaces>,
-    hypervisor: Arc<dyn Hypervisor>,
-    state: Mutex<Placement>,
-}
-
-#[derive(Default)]
-struct Placement {
-    at: Option<u64>,
-    bells: Vec<(Doorbell, Arc<EventFd>)>,
-    mapping: Option<Mapping>,
-}
-
-/// Memory that the guest accesses without an exit.
-struct Mapping {
-    backing: Arc<dyn Backing>,
-    /// Whether the host was asked to map the memory at the window's present address.
-    tried: bool,
-    /// Whether a failure was logged. A guest that maps it over other memory must not fill the log.
-    logged: bool,
-}
-
-impl Window {
-    pub(crate) fn new(
-        Extent { kind, size }: Extent,
-        region: Region,
-        seat: Arc<Seat>,
-        spaces: Arc<Spaces>,
-        host: Arc<dyn Hypervisor>,
-    ) -> Self {
-        Self { kind, size, region, seat, spaces, hypervisor: host, state: Mutex::default() }
-    }
-
-    /// The present address, if the window is on the bus.
-    pub fn at(&self) -> Option<u64> {
-        self.state.lock().expect("no device panicked").at
-    }
-
-    /// Moves the window, or removes it from the bus. It may overlap others: guests move BARs one by
-    /// one, so two may be at one address for a moment.
-    pub fn move_to(&self, at: Option<u64>) {
-        let mut state = self.state.lock().expect("no device panicked");
-        let at = at.filter(|at| at.checked_add(self.size).is_some());
-        if state.at == at {
-            return;
-        }
-        if let Some(mapping) = state.mapping.as_mut().filter(|mapping| mapping.tried) {
-            mapping.tried = false;
-            mapping.backing.map(None).ok();
-        }
-        if let Some(old) = state.at.take() {
-            self.spaces.of(self.kind).remove(self.region, &self.seat);
-            for (bell, event) in &state.bells {
-                self.hypervisor.disconnect_doorbell(bell.moved(old), event);
-            }
-        }
-        if let Some(new) = at {
-            self.spaces.of(self.kind).insert(new..new + self.size, self.region, self.seat.clone());
-            for (bell, event) in &state.bells {
-                self.connect_at(bell.moved(new), event);
-            }
-        }
-        state.at = at;
-    }
-
-    /// A doorbell takes writes of processors in system-management mode too. It must not take those
-    /// that are for another device there, such as the flash: the guest chooses the address.
-    fn connect_at(&self, bell: Doorbell, event: &Arc<EventFd>) {
-        let length = if bell.length == 0 { 8 } else { u64::from(bell.length) };
-        let writes = bell.address..bell.address.saturating_add(length);
-        if self.kind != Kind::Memory || !self.spaces.smm_memory.overlaps(&writes) {
-            self.hypervisor.connect_doorbell(bell, event);
-        }
-    }
-
-    /// Sets the memory that fills the window for the guest once `map_backing` is called.
-    pub fn set_backing(&self, backing: Arc<dyn Backing>) {
-        let mapping = Mapping { backing, tried: false, logged: false };
-        self.state.lock().expect("no device panicked").mapping = Some(mapping);
-    }
-
-    /// The device calls this when an access of the guest to the window reaches it. From now on the
-    /// guest accesses the memory set by `set_backing` directly, if the host can map it. Mapping
-    /// waits for the first access because a change of memory takes 5 ms on KVM, and firmware often
-    /// moves windows and never uses many of them.
-    pub fn map_backing(&self) {
-        let mut state = self.state.lock().expect("no device panicked");
-        let at = state.at;
-        let Some(mapping) = state.mapping.as_mut().filter(|it| !it.tried) else { return };
-        mapping.tried = true;
-        if let Some(at) = at
-            && let Err(error) = mapping.backing.map(Some(at))
-            && !std::mem::replace(&mut mapping.logged, true)
-        {
-            let device = &self.seat.name;
-            tracing::info!(device, "the guest moved a window over other memory: {error:#}");
-        }
-    }
-
-    /// Creates an event that a guest's write to `offset` raises without leaving the kernel. If the
-    /// host does not support this, the write reaches the device instead, so the device handles
-    /// both.
-    pub fn doorbell(
-        &self,
-        offset: u64,
-        length: u32,
-        value: Option<u64>,
-    ) -> anyhow::Result<Arc<EventFd>> {
-        let event = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        self.connect(Doorbell { kind: self.kind, address: offset, length, value }, event.clone());
-        Ok(event)
-    }
-
-    /// Makes a guest's write of `length` bytes to `offset`, of any value, raise the device's
-    /// `event`, until `disconnect_doorbell`. As with a doorbell, the write may reach the device
-    /// instead.
-    pub fn connect_doorbell(&self, offset: u64, length: u32, event: Arc<EventFd>) {
-        let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
-        self.connect(bell, event);
-    }
-
-    fn connect(&self, bell: Doorbell, event: Arc<EventFd>) {
-        let mut state = self.state.lock().expect("no device panicked");
-        if let Some(at) = state.at {
-            self.connect_at(bell.moved(at), &event);
-        }
-        state.bells.push((bell, event));
-    }
-
-    /// Disconnects the events at `offset`: writes reach the device from now on.
-    pub fn disconnect_doorbell(&self, offset: u64) {
-        let mut state = self.state.lock().expect("no device panicked");
-        let at = state.at;
-        for (bell, event) in state.bells.extract_if(.., |(bell, _)| bell.address == offset) {
-            if let Some(at) = at {
-                self.hypervisor.disconnect_doorbell(bell.moved(at), &event);
-            }
-        }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        self.move_to(None);
-    }
-}
-
-impl fmt::Debug for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Window({self})")
-    }
-}
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.kind;
-        match self.at() {
-            Some(at) => write!(f, "{kind} {at:#x}-{:#x} (movable)", at + (self.size - 1)),
-            None => write!(f, "{kind} {:#x} bytes, not placed", self.size),
         }
     }
 }
@@ -411,7 +259,7 @@ mod test {
             let _early = window.doorbell(0xff8, 0, None).unwrap();
             window.move_to(Some(at));
             let _late = window.doorbell(4, 4, Some(1)).unwrap();
-            host.bells.lock().unwrap().len()
+            host.bells().len()
         };
         assert_eq!(connected(Kind::Memory, 0xe000), 2);
         assert_eq!(connected(Kind::Memory, 0xf004), 1, "the first is across the start");

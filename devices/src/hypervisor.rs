@@ -14,8 +14,10 @@ use host::smram::Smram;
 pub trait Hypervisor: Send + Sync {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>>;
     fn route(&self) -> anyhow::Result<Box<dyn Route>>;
-    /// Makes the guest's writes raise an event in the kernel, if the host supports it.
-    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
+    /// Makes the guest's writes raise an event in the kernel. Fails if the host does not support
+    /// it, or has another doorbell for the same writes.
+    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) -> anyhow::Result<()>;
+    /// Removes a doorbell that was connected with this event.
     fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>);
     /// Allocates memory that the guest accesses without an exit, as far as `guest` allows.
     fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>>;
@@ -75,6 +77,13 @@ impl Doorbell {
     /// Converts the offset in a window that begins at `start` to an address.
     pub fn moved(self, start: u64) -> Self {
         Self { address: self.address + start, ..self }
+    }
+
+    /// Whether a write may match both. A host has at most one doorbell for a write.
+    pub fn collides(self, other: Self) -> bool {
+        let same_length = [self.length, other.length].contains(&0) || self.length == other.length;
+        let same_value = self.value.is_none() || other.value.is_none() || self.value == other.value;
+        self.kind == other.kind && self.address == other.address && same_length && same_value
     }
 }
 

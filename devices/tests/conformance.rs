@@ -171,7 +171,7 @@ fn a_removed_device_leaves_nothing_behind() {
         drop(bench);
         let gone = Bench { hypervisor: host, ..Bench::new(4096) };
         assert_eq!(high(&gone), [0; 0], "pins that `{kind}` left high");
-        assert_eq!(*gone.hypervisor.bells.lock().unwrap(), [], "doorbells that `{kind}` left");
+        assert_eq!(gone.hypervisor.bells(), [], "doorbells that `{kind}` left");
         assert_eq!(*gone.hypervisor.mapped.lock().unwrap(), [], "memory that `{kind}` left");
     }
 }

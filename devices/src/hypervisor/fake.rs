@@ -50,13 +50,27 @@ impl Pin for Levels {
 pub struct FakeHypervisor {
     pub pins: Pins,
     pub sent: Arc<Mutex<Vec<Message>>>,
-    /// The doorbells that are connected now.
-    pub bells: Arc<Mutex<Vec<Doorbell>>>,
+    bells: Arc<Mutex<Vec<(Doorbell, Arc<EventFd>)>>>,
     /// The ranges of guest RAM that were released, up to a limit.
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
     /// The memory that is mapped now. As on KVM, mappings do not overlap.
     pub mapped: Arc<Mutex<Vec<Range<u64>>>>,
     pub smm: Arc<FakeSmm>,
+}
+
+impl FakeHypervisor {
+    /// The doorbells that are connected now.
+    pub fn bells(&self) -> Vec<Doorbell> {
+        self.bells.lock().unwrap().iter().map(|(bell, _)| *bell).collect()
+    }
+
+    /// Raises the event that a guest's write raises, like the kernel. Returns false if the write
+    /// leaves the guest instead.
+    pub fn ring(&self, write: Doorbell) -> bool {
+        let bells = self.bells.lock().unwrap();
+        let hit = bells.iter().find(|(bell, _)| bell.collides(write));
+        hit.is_some_and(|(_, event)| event.write(1).is_ok())
+    }
 }
 
 /// System-management mode: a record of the latest request of each kind.
@@ -152,11 +166,16 @@ impl Hypervisor for FakeHypervisor {
     fn route(&self) -> anyhow::Result<Box<dyn Route>> {
         Ok(Box::new(Sender { message: Mutex::default(), sent: self.sent.clone() }))
     }
-    fn connect_doorbell(&self, bell: Doorbell, _: &Arc<EventFd>) {
-        self.bells.lock().unwrap().push(bell);
+    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) -> anyhow::Result<()> {
+        let mut bells = self.bells.lock().unwrap();
+        let taken = bells.iter().any(|(other, _)| other.collides(bell));
+        anyhow::ensure!(!taken, "there is a doorbell at {:#x}", bell.address);
+        bells.push((bell, event.clone()));
+        Ok(())
     }
-    fn disconnect_doorbell(&self, bell: Doorbell, _: &Arc<EventFd>) {
-        self.bells.lock().unwrap().retain(|other| *other != bell);
+    fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) {
+        let is_own = |it: &(Doorbell, Arc<EventFd>)| it.0 == bell && Arc::ptr_eq(&it.1, event);
+        self.bells.lock().unwrap().retain(|it| !is_own(it));
     }
     fn backing(&self, size: u64, guest: GuestAccess) -> anyhow::Result<Arc<dyn Backing>> {
         let draws = if guest == GuestAccess::Tracked { size } else { 0 };

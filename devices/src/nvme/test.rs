@@ -846,7 +846,7 @@ fn shadow_doorbells_notify_only_on_request() {
     assert_eq!(driver.admin(prp(command(0x7c, 0), (shadow, event))).status, 0);
     assert_eq!(driver.data(shadow + 8), [1, 0, 0, 0], "as the registers were");
     driver.create(2, 64);
-    let bells = driver.bench.hypervisor.bells.lock().unwrap().clone();
+    let bells = driver.bench.hypervisor.bells();
     let addresses: Vec<_> = bells.iter().map(|bell| (bell.address - BAR0, bell.length)).collect();
     assert_eq!(addresses, [(0x1008, 4), (0x1010, 4)]);
     let mut rings = 0;
@@ -883,7 +883,7 @@ fn shadow_doorbells_notify_only_on_request() {
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (request, 0x0001_0100), "a shadow beyond the end");
     driver.disable();
-    assert!(driver.bench.hypervisor.bells.lock().unwrap().is_empty());
+    assert!(driver.bench.hypervisor.bells().is_empty());
 }
 
 #[test]

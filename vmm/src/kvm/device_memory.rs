@@ -16,7 +16,7 @@ use super::smm;
 
 /// The I/O APIC and the local APICs. A slot would hide them; in a PC, they hide the memory behind
 /// them.
-const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
+pub(super) const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
 
 /// A mapping, and the memory slot that shows it to the guest.
 pub(super) struct DeviceMemory {

@@ -19,7 +19,7 @@ use kvm_ioctls::{
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::device_memory::{DeviceMemory, Place};
+use super::device_memory::{CHIPS, DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
 use super::smm::{self, Smm};
@@ -181,12 +181,13 @@ impl Hypervisor for Vm {
         Ok(Box::new(Irqfd::new(self.fd.clone(), self.table.clone())?))
     }
 
-    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) {
-        if let Err(error) = doorbell(&self.fd, bell, event, true) {
-            // Two doorbells have the same address while a guest moves BARs. The write then reaches
-            // the device itself.
-            tracing::debug!("doorbell at {:#x}: {error}", bell.address);
-        }
+    fn connect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) -> anyhow::Result<()> {
+        let address = bell.address;
+        anyhow::ensure!(
+            bell.kind != Kind::Memory || !CHIPS.contains(&address),
+            "doorbell at {address:#x}: reserved for interrupt controllers"
+        );
+        doorbell(&self.fd, bell, event, true).with_context(|| format!("doorbell at {address:#x}"))
     }
 
     fn disconnect_doorbell(&self, bell: Doorbell, event: &Arc<EventFd>) {

@@ -167,7 +167,7 @@ fn an_out_of_bounds_transfer_copies_nothing_and_completes() {
 fn the_doorbell_follows_the_bar_and_starts_the_programmed_dma() {
     let bench = bench();
     let bell = |address| Doorbell { kind: Kind::Memory, address, length: 4, value: Some(1) };
-    assert_eq!(*bench.hypervisor.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
+    assert_eq!(bench.hypervisor.bells(), [bell(BAR0 + DMA_DOORBELL)]);
     bench.memory.write(0x1000, b"ring").unwrap();
     dma(&bench, 0, 0x1000, BUFFER, 4);
     program(&bench, BUFFER, 0x2000, 4);
@@ -178,7 +178,7 @@ fn the_doorbell_follows_the_bar_and_starts_the_programmed_dma() {
     wait("the transfer", || &memory(&bench, 0x2000) == b"ring");
     wait("the interrupt", || bench.hypervisor.pins.is_high(GSI));
     set_config(&bench, 0x10, 0xc010_0000);
-    assert_eq!(*bench.hypervisor.bells.lock().unwrap(), [bell(BAR0 + (1 << 20) + DMA_DOORBELL)]);
+    assert_eq!(bench.hypervisor.bells(), [bell(BAR0 + (1 << 20) + DMA_DOORBELL)]);
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn has_the_ids_that_windows_drivers_match() {
     assert_eq!(driver.features(), LOUD | VERSION_1 | EVENT_IDX | INDIRECT_DESC | RING_RESET);
     assert_eq!(driver.number(18), 2);
     // The Windows drivers map at most one page of doorbells.
-    assert_eq!(bench.hypervisor.bells.lock().unwrap().len(), QUEUES);
+    assert_eq!(bench.hypervisor.bells().len(), QUEUES);
 }
 
 #[test]
