@@ -47,8 +47,8 @@ const ASSETS: &[&str] = &[
     "BUSYBOX",
 ];
 /// Releases with system-management mode, and numbers of processors. 14 is in testing.
-const SMM: [(&str, u32); 7] =
-    [("13", 1), ("13", 4), ("13", 8), ("13", 16), ("12", 1), ("12", 4), ("14", 1)];
+const SMM: [(&str, u32); 8] =
+    [("13", 1), ("13", 4), ("13", 8), ("13", 16), ("12", 1), ("12", 4), ("14", 1), ("14", 4)];
 
 fn main() -> ExitCode {
     let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use transom_tests::enlightened::{Enlightened, Provider};
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::Linux;
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
         Test::new("the_probe_passes_with_hyperv_on_12_processors", || {
             the_probe_passes(&["--hyperv", "on", "--cpus", "12,sockets=2,cores=3,threads=2"])
         }),
+        Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(Provider::Kvm)),
+        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)),
         Test::new("linux_reboots_on_1_processor", || linux_reboots("1", &[])),
         Test::new("linux_reboots_on_2_processors_with_hyperv", || {
             linux_reboots("2", &["--hyperv", "on"])
@@ -83,6 +86,13 @@ fn the_probe_passes(words: &[&str]) -> Result<()> {
         ensure!(found.len() == 1 && found[0]["verdict"] == "pass", "{name}: {}", ended.stdout);
     }
     Ok(())
+}
+
+/// All checks of Hyper-V's interface.
+fn uses_hyperv(provider: Provider) -> Result<()> {
+    let mut it = Enlightened::start(provider, 2, "hyperv=1 then=halt")?;
+    it.runs(1)?;
+    it.end()
 }
 
 /// Debian 12's kernel, which is the lab's own.

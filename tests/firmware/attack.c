@@ -3,6 +3,7 @@
  * or to keep the firmware from its flash. Each loading is one attempt, whose name is the parameter
  * `attempt`. Its result is a line in the kernel's log.
  */
+#include <linux/delay.h>
 #include <linux/efi.h>
 #include <linux/io.h>
 #include <linux/mm.h>
@@ -14,7 +15,7 @@
 
 static char *attempt = "";
 module_param(attempt, charp, 0);
-/* TSEG, the SMRAM of this machine. */
+/* TSEG, the SMRAM of this machine, or a part of it. */
 static ulong tseg;
 module_param(tseg, ulong, 0);
 
@@ -28,6 +29,7 @@ module_param(tseg, ulong, 0);
 
 #define X2APIC_ICR 0x830
 #define INIT 0x4500
+#define GUEST_OS_ID 0x40000000
 #define SIMP 0x40000083
 
 /* An SMI with a command in AL, and these values in the other registers. */
@@ -193,6 +195,41 @@ static const char *timers(void)
 	return wrmsrl_safe(SIMP, tseg | 1) ? "refused" : "accepted";
 }
 
+/*
+ * Registers with the address of memory that KVM writes. Its own: wall clock, clock, asynchronous
+ * page faults, stolen time, end of interrupt. Hyper-V's: hypercalls, reference time, assist page,
+ * events, messages.
+ */
+static const u32 PAGES[] = {
+	0x4b564d00, 0x4b564d01, 0x4b564d02, 0x4b564d03, 0x4b564d04,
+	0x40000001, 0x40000021, 0x40000073, 0x40000082, SIMP,
+};
+
+/* Gives KVM addresses in SMRAM to write to, also while the processor is in SMM. */
+static const char *pages(void)
+{
+	u64 words[14] = {}, name = 0;
+	int index;
+
+	get_cpu();
+	/* Hyper-V's pages need a name of the guest. */
+	rdmsrl_safe(GUEST_OS_ID, &name);
+	wrmsrl_safe(GUEST_OS_ID, 1);
+	for (index = 0; index < ARRAY_SIZE(PAGES); index++) {
+		u64 old = 0;
+
+		rdmsrl_safe(PAGES[index], &old);
+		wrmsrl_safe(PAGES[index], (tseg + index * PAGE_SIZE) | 1);
+		mdelay(5);
+		smi(0, words);
+		mdelay(5);
+		wrmsrl_safe(PAGES[index], old);
+	}
+	wrmsrl_safe(GUEST_OS_ID, name);
+	put_cpu();
+	return "done";
+}
+
 /* INIT for the second processor, which the kernel does not use now, amid SMIs. */
 static const char *inits(void)
 {
@@ -227,6 +264,7 @@ static int __init begin(void)
 		{ "messages", messages },
 		{ "timers", timers },
 		{ "controller", controller },
+		{ "pages", pages },
 		{ "inits", inits },
 		{ "reset", reset },
 	};

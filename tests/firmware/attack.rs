@@ -1,8 +1,10 @@
 //! Root and the kernel of a guest try to change a variable, or to read or write SMRAM.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use transom_tests::lab;
 use transom_tests::linux::{Booted, Linux};
 
@@ -35,7 +37,7 @@ long() {
 }
 attack() {
   dmesg -c > /dev/null
-  insmod /attack.ko attempt=$1 tseg=0x1f000000 && rmmod attack
+  insmod /attack.ko attempt=$1 tseg=${2-0x1f000000} && rmmod attack
   dmesg | sed -n 's/.*attack: result //p'
 }
 program() {
@@ -82,6 +84,13 @@ const MODULE: &[(&str, &str)] = &[
     ("controller", "refused"),
 ];
 const MARK: &str = "0x11111111";
+/// Guest-physical addresses, and the bytes of RAM and TSEG.
+const MARKED: u64 = 0x1000_0000;
+const TSEG: u64 = 0x1f00_0000;
+const TSEG_BYTES: usize = 16 << 20;
+const RAM_BYTES: u64 = 512 << 20;
+/// The memory that the attempt `pages` names.
+const PAGES_BYTES: usize = 16 << 12;
 
 /// Sets a variable through the firmware's services, and prints it.
 const CREATE: &str = r#"
@@ -116,6 +125,8 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
         creates(stock, &mut booted, attempt).with_context(|| format!("{attempt}: {said}"))?;
         ensure!(said.trim() == *expected, "{attempt}: {said}");
     }
+    keeps_kvm_out(&mut booted)?;
+    creates(stock, &mut booted, "pages")?;
     let inits = format!("echo 0 > {SECOND}; . /reach; attack inits; echo 1 > {SECOND}; nproc");
     let said = booted.run(&inits, BOOT)?;
     ensure!(said.split_whitespace().eq(["done", "2"]), "the second processor: {said}");
@@ -125,6 +136,48 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
     ensure!(booted.running.resets()? == 1, "{} resets", booted.running.resets()?);
     creates(stock, &mut booted, "reset")?;
     booted.running.kill()
+}
+
+/// KVM writes nothing to SMRAM when the guest's kernel gives it addresses there.
+fn keeps_kvm_out(booted: &mut Booted) -> anyhow::Result<()> {
+    let Some(smram) = tseg(booted)? else { return Ok(()) };
+    let free = smram.chunks_exact(PAGES_BYTES).position(|part| part.iter().all(|it| *it == 0));
+    let at = free.context("no unused part of TSEG")? * PAGES_BYTES;
+    let said = booted.run(&format!(". /reach; attack pages {:#x}", TSEG + at as u64), BOOT)?;
+    ensure!(said.trim() == "done", "pages: {said}");
+    let after = tseg(booted)?.context("TSEG")?;
+    let changed = after[at..at + PAGES_BYTES].iter().position(|it| *it != 0);
+    ensure!(changed.is_none(), "KVM wrote to SMRAM, {changed:x?} bytes after {at:#x}");
+    Ok(())
+}
+
+/// TSEG as this host sees it. `None` if this user may not see it.
+fn tseg(booted: &Booted) -> anyhow::Result<Option<Vec<u8>>> {
+    let process = format!("/proc/{}", booted.running.pid());
+    let memory = match fs::File::open(format!("{process}/mem")) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            skip::not_run_in_part("keeps_kvm_out", "only root may read a machine's memory");
+            return Ok(None);
+        }
+        other => other.context("the machine's memory")?,
+    };
+    for line in fs::read_to_string(format!("{process}/maps"))?.lines() {
+        let (start, rest) = line.split_once('-').context("a mapping")?;
+        let end = rest.split(' ').next().context("a mapping")?;
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
+        // RAM begins at a huge page. Root has left a mark in it.
+        let ram = start?.next_multiple_of(2 << 20);
+        let mut mark = [0; 4];
+        if end? >= ram.saturating_add(RAM_BYTES)
+            && memory.read_exact_at(&mut mark, ram + MARKED).is_ok()
+            && mark == [0x11; 4]
+        {
+            let mut bytes = vec![0; TSEG_BYTES];
+            memory.read_exact_at(&mut bytes, ram + TSEG)?;
+            return Ok(Some(bytes));
+        }
+    }
+    bail!("no mapping of the machine is its RAM")
 }
 
 /// Creates a variable by the firmware's services, and finds it in the store.

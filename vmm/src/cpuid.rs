@@ -207,6 +207,11 @@ impl Model {
         ]
     }
 
+    /// Whether the guest can run virtual machines with Intel's extension.
+    pub fn has_vmx(&self) -> bool {
+        features::has_vmx(&self.leaves)
+    }
+
     /// The width of guest-physical addresses, in bits.
     pub fn physical_bits(&self) -> u8 {
         let leaf = self.leaves.iter().find(|leaf| leaf.function == 0x8000_0008);

@@ -87,6 +87,11 @@ pub struct Plan {
     dry: bool,
 }
 
+/// The warning of a host whose KVM does not filter all accesses of a hypervisor in the guest.
+const UNFILTERED: &str = "nested virtualization on this host: a kernel in the guest could get past \
+     system-management mode and change the keys of Secure Boot: update the host to Linux 6.12, or \
+     do without `nested` (VMX=N)";
+
 impl Plan {
     /// Fills in the defaults, which depend on this host's KVM.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
@@ -114,6 +119,10 @@ impl Plan {
                 Size(MIN_LOW_RAM),
                 config.memory.size
             );
+            let kernel = rustix::system::uname();
+            if model.has_vmx() && !kvm::smm::filters_lists(&kernel.release().to_string_lossy()) {
+                tracing::warn!("{UNFILTERED}");
+            }
         }
         let smm = config.smm;
         let generation = Arc::new(identify(&mut config)?);

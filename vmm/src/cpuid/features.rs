@@ -19,6 +19,11 @@ pub(crate) fn is_nested(leaves: &[Leaf]) -> bool {
     })
 }
 
+/// Whether it can do so with Intel's extension.
+pub(super) fn has_vmx(leaves: &[Leaf]) -> bool {
+    leaves.iter().any(|leaf| leaf.function == 1 && leaf.ecx & VMX != 0)
+}
+
 pub(super) fn hide_nested(leaves: &mut [Leaf]) {
     for leaf in leaves {
         match leaf.function {
@@ -177,6 +182,8 @@ mod test {
         hide_nested(&mut leaves);
         assert!(!is_nested(&leaves));
         assert_eq!(find(&leaves, 0x8000_000a).unwrap().eax, 0);
-        assert!(is_nested(&[Leaf { function: 0x8000_0001, ecx: SVM, ..Default::default() }]));
+        let svm = [Leaf { function: 0x8000_0001, ecx: SVM, ..Default::default() }];
+        assert!(is_nested(&svm) && !has_vmx(&svm));
+        assert!(has_vmx(&[Leaf { function: 1, ecx: VMX, ..Default::default() }]));
     }
 }
