@@ -38,8 +38,8 @@ fn main() -> ExitCode {
             the_probe_passes(&["--hyperv", "on", "--cpus", "12,sockets=2,cores=3,threads=2"])
         }),
         Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(Provider::Kvm)),
-        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)),
-        Test::new("linux_reboots_on_1_processor", || linux_reboots("1", &[])),
+        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)).thorough(),
+        Test::new("linux_reboots_on_1_processor", || linux_reboots("1", &[])).thorough(),
         Test::new("linux_reboots_on_2_processors_with_hyperv", || {
             linux_reboots("2", &["--hyperv", "on"])
         }),
