@@ -1,6 +1,9 @@
 //! Disks of every kind under Linux: data verified by `fio`, file systems, and discarded space.
 #![forbid(unsafe_code)]
 
+#[path = "disks/moves.rs"]
+mod moves;
+
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -51,6 +54,11 @@ fn main() -> ExitCode {
     for release in RELEASES {
         let name = format!("linux_{release}_keeps_written_data_on_every_disk");
         let test = Test::new(name, move || keeps_written_data(release));
+        tests.push(if release == "13" { test } else { test.thorough() });
+    }
+    for release in RELEASES {
+        let name = format!("linux_{release}_finds_disks_whose_addresses_were_exchanged");
+        let test = Test::new(name, move || moves::exchanges_addresses(release));
         tests.push(if release == "13" { test } else { test.thorough() });
     }
     for (release, kernel) in [("12", "GENERIC"), ("13", "GENERIC_13")] {

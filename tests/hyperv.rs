@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use transom_tests::enlightened::{Enlightened, Provider, agrees_across_a_pause, is_clean_after};
 use transom_tests::lab::Lab;
+use transom_tests::rebalance::keeps_working;
 use transom_tests::suite::{Suite, Test};
 
 /// ACPI's register, the keyboard controller, a triple fault, port 0xCF9, and `vmm ctl reset`.
@@ -26,6 +27,9 @@ fn main() -> ExitCode {
             tests.push(named(format!("is_clean_after_{reset}"), clean, reset));
         }
     }
+    // Here KVM maps the display, and doorbells need no emulation of the guest's write.
+    tests
+        .push(Test::new("devices_work_while_their_bars_move_over_each_other", || keeps_working(9)));
     Suite { lab: Lab { mib: 2048, seconds: 900, assets: &[] }, tests }.main()
 }
 

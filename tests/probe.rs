@@ -23,6 +23,8 @@ mod jail;
 mod life;
 #[path = "probe/machine.rs"]
 mod machine;
+#[path = "probe/moves.rs"]
+mod moves;
 #[path = "probe/net.rs"]
 mod net;
 #[path = "probe/page.rs"]

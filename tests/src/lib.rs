@@ -23,6 +23,7 @@ pub mod place;
 pub mod print;
 pub mod program;
 pub mod python;
+pub mod rebalance;
 pub mod rehearsal;
 pub mod sight;
 pub mod standstill;

@@ -194,6 +194,10 @@ impl Ahci {
 }
 
 impl Disk for Ahci {
+    fn moved(&mut self, by: u64) {
+        self.bar = self.bar.wrapping_add(by);
+    }
+
     fn shape(&self) -> Shape {
         Shape {
             kind: "ahci-disk",

@@ -48,6 +48,8 @@ pub(crate) struct Shape {
 /// A disk driver. Requests have tags, from 0 to the depth of the disk.
 pub(crate) trait Disk {
     fn shape(&self) -> Shape;
+    /// Adds `by` to the addresses of the registers, after their BAR moved.
+    fn moved(&mut self, by: u64);
     /// Sets whether each write must be durable when it completes. Returns false if the disk does
     /// not support this.
     fn write_through(&mut self, on: bool) -> bool;
@@ -83,7 +85,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    fn parse(words: &'static str) -> Option<Self> {
+    pub(crate) fn parse(words: &'static str) -> Option<Self> {
         let mut words = words.split(',');
         let mode = words.next()?;
         let mut job = Self {
@@ -212,11 +214,16 @@ pub(crate) struct Drive<'a> {
     asked: [(Request, u64); DEPTH],
     pub(crate) answered: u64,
     pub(crate) errors: u64,
-    waiting: Waiting,
+    pub(crate) waiting: Waiting,
 }
 
 impl<'a> Drive<'a> {
-    fn new(disk: &'a mut dyn Disk, job: &Job, waiting: Waiting, room: &mut Room) -> Option<Self> {
+    pub(crate) fn new(
+        disk: &'a mut dyn Disk,
+        job: &Job,
+        waiting: Waiting,
+        room: &mut Room,
+    ) -> Option<Self> {
         let depth = usize::try_from(job.depth).ok()?;
         let shape = disk.shape();
         let fits = (1..=shape.depth.min(DEPTH)).contains(&depth)
@@ -246,6 +253,10 @@ impl<'a> Drive<'a> {
         self.left = self.left.checked_sub(1)?;
         let tag = self.free[self.left];
         Some((tag, self.buffers + self.stride * tag as u64))
+    }
+
+    pub(crate) fn moved(&mut self, by: u64) {
+        self.disk.moved(by);
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -29,6 +29,7 @@ mod intrinsics;
 mod io;
 mod keys;
 mod memory;
+mod moves;
 mod msix;
 mod names;
 mod net;
@@ -40,6 +41,7 @@ mod pci;
 mod peers;
 mod processors;
 mod random;
+mod rebalance;
 mod records;
 mod report;
 mod show;
@@ -126,11 +128,12 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     } else if words.get("show").is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         show::run(&mut session, &start, &cpu, words);
-    } else if words.get("disk").or(words.get("net")).is_some() {
+    } else if ["disk", "net", "moves"].iter().any(|key| words.get(key).is_some()) {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         pci::move_bars(&mut session, words);
         disk::run(&mut session, &start, &cpu, words);
         net::run(&mut session, &start, &cpu, words);
+        rebalance::run(&mut session, &start, &cpu, words);
     }
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
@@ -197,6 +200,7 @@ fn checks(
     }
     disk::run(session, start, &cpu, words);
     net::run(session, start, &cpu, words);
+    rebalance::run(session, start, &cpu, words);
     if words.get("bench") == Some("exits") {
         exits::measure(session, &cpu);
     }

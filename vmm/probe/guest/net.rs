@@ -41,7 +41,7 @@ const LATENCIES: u64 = 1 << 16;
 const NO_FRAME: u64 = u64::MAX;
 
 /// A parsed value of `net=`.
-struct Job {
+pub(crate) struct Job {
     mode: &'static str,
     seed: u64,
     depth: u64,
@@ -55,7 +55,7 @@ struct Job {
 }
 
 impl Job {
-    fn parse(words: &'static str) -> Option<Self> {
+    pub(crate) fn parse(words: &'static str) -> Option<Self> {
         let mut words = words.split(',');
         let mode = words.next().filter(|mode| ["send", "echo", "arp"].contains(mode))?;
         let peer = if mode == "arp" { BROADCAST } else { NEAREST };
@@ -148,13 +148,15 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
 }
 
 /// A controller, with a buffer for each frame in flight.
-struct Wire<'a> {
+pub(crate) struct Wire<'a> {
     net: &'a mut VirtioNet,
     job: &'a Job,
     pattern: Pattern,
     buffers: u64,
     free: [usize; DEPTH],
     left: usize,
+    /// The number of the next frame of [`Wire::begin`].
+    next: u64,
     /// The frame in flight under each tag, and when it was sent.
     asked: [(u64, u64); DEPTH],
     /// Whether the controller still has the frame.
@@ -176,7 +178,7 @@ struct Tally {
 }
 
 impl<'a> Wire<'a> {
-    fn new(
+    pub(crate) fn new(
         net: &'a mut VirtioNet,
         job: &'a Job,
         waiting: Waiting,
@@ -191,6 +193,7 @@ impl<'a> Wire<'a> {
             pattern: Pattern::new(job.seed),
             free: core::array::from_fn(|index| index),
             left: depth,
+            next: 0,
             asked: [(NO_FRAME, 0); DEPTH],
             in_device: [false; DEPTH],
             latencies: numbers(room.take(LATENCIES * 8)?, LATENCIES),
@@ -328,6 +331,39 @@ impl<'a> Wire<'a> {
             }
         }
         true
+    }
+
+    /// Sends `count` frames. Returns false if too many are in flight.
+    pub(crate) fn begin(&mut self, count: u64) -> bool {
+        for _ in 0..count {
+            let Some(tag) = self.take(self.next) else { return false };
+            self.next += 1;
+            self.write(tag);
+            self.put(tag);
+        }
+        self.net.ring();
+        true
+    }
+
+    /// Waits until all frames are answered, and compares the answers.
+    pub(crate) fn finish(&mut self) -> bool {
+        while self.left < self.job.depth as usize {
+            let Some(tag) = self.wait(Self::answer) else { return false };
+            if !self.wait_until_sent(tag) {
+                return false;
+            }
+            self.release(tag);
+        }
+        true
+    }
+
+    pub(crate) fn moved(&mut self, by: u64) {
+        self.net.moved(by);
+    }
+
+    /// The numbers of answers, of wrong answers, and of answers without an interrupt.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [self.tally.received, self.tally.mismatches, self.waiting.lost()]
     }
 
     /// The tag of a frame for which an answer has arrived. With `ask`, requests an interrupt before

@@ -268,6 +268,10 @@ fn command(opcode: u32, namespace: u32, data: [u64; 2], own: [u32; 3]) -> [u32; 
 }
 
 impl Disk for Nvme {
+    fn moved(&mut self, by: u64) {
+        self.bar = self.bar.wrapping_add(by);
+    }
+
     fn shape(&self) -> Shape {
         Shape {
             kind: "nvme",

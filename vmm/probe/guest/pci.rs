@@ -9,7 +9,7 @@ use crate::report::Finding;
 use crate::start::{Start, Words, number};
 
 /// COMMAND: I/O and memory decoding.
-const DECODE: u32 = 3;
+pub(crate) const DECODE: u32 = 3;
 const Q35: u32 = 0x29c0_8086;
 const PCIEXBAR: u8 = 0x60;
 const HOST_BRIDGE: Function = Function { device: 0, function: 0 };
@@ -77,11 +77,11 @@ pub(crate) fn move_bars(session: &mut Session, words: Words) {
     let mut next = number(word).filter(|&first| first >= 1 << 32);
     let (mut moved, mut wrong) = (0, 0);
     for at in Function::all().filter(|at| at.read(0xc) >> 16 & 0x7f == 0) {
-        let mut bars = Bars { list: [Bar::default(); BARS as usize], used: 0 };
+        let mut bars = Bars::default();
         bars.size(at, BARS);
         let command = at.read(COMMAND);
         at.write_command(command & !DECODE);
-        for bar in bars.list[..bars.used].iter().filter(|bar| bar.flags & 7 == 4) {
+        for bar in bars.list().filter(|bar| bar.flags & 7 == 4) {
             let Some(address) = next.and_then(|it| it.checked_next_multiple_of(bar.length)) else {
                 break;
             };
@@ -125,7 +125,7 @@ fn compare(at: Function, base: u64) -> (u64, u64) {
 
 fn describe(session: &mut Session, at: Function, header: u32) {
     let (id, class) = (at.read(0), at.read(8));
-    let mut bars = Bars { list: [Bar::default(); BARS as usize], used: 0 };
+    let mut bars = Bars::default();
     bars.size(
         at,
         if header == 0 {
@@ -144,21 +144,26 @@ fn describe(session: &mut Session, at: Function, header: u32) {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Bar {
-    index: u8,
-    flags: u32,
-    base: u64,
-    length: u64,
+pub(crate) struct Bar {
+    pub(crate) index: u8,
+    pub(crate) flags: u32,
+    pub(crate) base: u64,
+    pub(crate) length: u64,
 }
 
-struct Bars {
+#[derive(Default)]
+pub(crate) struct Bars {
     list: [Bar; BARS as usize],
     used: usize,
 }
 
 impl Bars {
+    pub(crate) fn list(&self) -> impl Iterator<Item = &Bar> {
+        self.list[..self.used].iter()
+    }
+
     /// Determines the sizes of BARs by writing ones, with decoding disabled, and restores them.
-    fn size(&mut self, at: Function, count: u8) {
+    pub(crate) fn size(&mut self, at: Function, count: u8) {
         let command = at.read(COMMAND);
         at.write_command(command & !DECODE);
         let mut index = 0;

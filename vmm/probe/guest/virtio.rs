@@ -131,6 +131,13 @@ impl Transport {
         Some(queue)
     }
 
+    /// Adds `by` to the addresses of the registers, after their BAR moved.
+    pub(crate) fn moved(&mut self, by: u64) {
+        for address in [&mut self.common, &mut self.notify, &mut self.device] {
+            *address = address.wrapping_add(by);
+        }
+    }
+
     /// Starts the device, once all queues are set up.
     pub(crate) fn run(&self) {
         write8(self.common + DEVICE_STATUS, STATUS_RUNS);
@@ -196,6 +203,11 @@ impl Queue {
         write32(at + 8, length);
         write16(at + 12, flags);
         write16(at + 14, next);
+    }
+
+    /// Adds `by` to the address of the doorbell, after its BAR moved.
+    pub(crate) fn moved(&mut self, by: u64) {
+        self.doorbell = self.doorbell.wrapping_add(by);
     }
 
     /// Queues the chain that begins with this descriptor. [`Queue::ring`] makes it available.

@@ -56,6 +56,11 @@ impl VirtioBlk {
 }
 
 impl Disk for VirtioBlk {
+    fn moved(&mut self, by: u64) {
+        self.transport.moved(by);
+        self.queue.moved(by);
+    }
+
     fn shape(&self) -> Shape {
         let device = self.transport.device;
         let [low, high] = [0, 4].map(|at| u64::from(read32(device + CAPACITY + at)));

@@ -61,6 +61,12 @@ impl VirtioNet {
         Some(Self { receive, transmit, buffers, mac, interrupts: transport.interrupts })
     }
 
+    /// Adds `by` to the addresses of the doorbells, after their BAR moved.
+    pub(crate) fn moved(&mut self, by: u64) {
+        self.receive.moved(by);
+        self.transmit.moved(by);
+    }
+
     /// The maximum number of frames in flight.
     pub(crate) fn depth(&self) -> usize {
         self.transmit.size.into()

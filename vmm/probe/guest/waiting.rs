@@ -59,6 +59,11 @@ impl Waiting {
         finding.number("lost_interrupts", self.lost)
     }
 
+    /// The number of answers that came without an interrupt.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// Calls `look` until it returns something, but not longer than the timeout. `look(true)` first
     /// requests an interrupt from the device.
     pub(crate) fn wait<T>(&mut self, mut look: impl FnMut(bool) -> Option<T>) -> Option<T> {
