@@ -13,7 +13,7 @@ use crate::program::{PATIENCE, Running, findings, report, vmm};
 
 const DISK: u64 = 16 << 20;
 /// BARs are above RAM.
-const FIRST_BAR: u64 = 0x8000_0000;
+const FIRST_BAR: u64 = 0x2000_0000;
 /// BARs with doorbells have 64 bits and are above 4 GiB; MSI-X tables are below.
 const FIRST_WIDE: u64 = 1 << 32;
 /// The BARs with doorbells have this size: virtio's and NVMe's.
