@@ -2,6 +2,8 @@
 //! stopped.
 #![forbid(unsafe_code)]
 
+#[path = "image/doctor.rs"]
+mod doctor;
 #[path = "image/failing.rs"]
 mod failing;
 #[path = "image/kube.rs"]

@@ -1,6 +1,8 @@
 //! Debian's cloud kernels of two releases as guests.
 #![forbid(unsafe_code)]
 
+#[path = "linux/doctor.rs"]
+mod doctor;
 #[path = "linux/tpm.rs"]
 mod tpm;
 
@@ -38,6 +40,8 @@ const ASSETS: &[&str] = &[
     "MODULES_13",
     "OVMF_CODE_13",
     "OVMF_VARS_13",
+    "BZIMAGE_GENERIC",
+    "MODULES_GENERIC",
     "BUSYBOX",
     "QEMU",
 ];
@@ -63,6 +67,10 @@ fn main() -> ExitCode {
     }));
     tests.push(test("13", "detects_a_new_generation_id", cloned_directly));
     tests.push(test("13", "detects_a_new_generation_id_after_firmware", cloned_after_firmware));
+    let doctor = doctor::boots_linux_with_every_device;
+    tests.push(Test::new("doctor_boots_linux_with_every_device", doctor));
+    let doctor = doctor::reports_a_kernel_that_hangs;
+    tests.push(Test::new("doctor_reports_a_kernel_that_hangs", doctor).thorough());
     // The newer kernel reports more errors.
     let (says, after) = ("logs_no_new_errors", "logs_no_new_errors_after_firmware");
     tests.push(test("13", says, logs_no_new_errors));

@@ -2,6 +2,8 @@
 //! status, and leaves nothing behind; help, reference, `inspect` and `doctor` are correct.
 #![forbid(unsafe_code)]
 
+#[path = "vmm_command_line/doctor.rs"]
+mod doctor;
 #[path = "vmm_command_line/mistakes.rs"]
 mod mistakes;
 #[path = "vmm_command_line/papers.rs"]

@@ -2,6 +2,7 @@
 
 pub mod exec;
 
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::mem::forget;
 use std::os::unix::net::UnixStream;
@@ -207,15 +208,29 @@ pub fn logs(
     }
 }
 
+/// The report of `doctor --run` on the volume.
+const REPORT: &str = "transom-doctor.json";
+
 /// Replaces this process with `vmm doctor`, which examines this host and the volume.
 pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     let program = program();
     let mut doctor = process::Command::new(&program);
-    doctor.arg("doctor").args(words);
-    if settings.storage.folder.is_dir() && !words.iter().any(|word| word == "--disk") {
-        doctor.arg("--disk").arg(&settings.storage.folder);
-    }
+    doctor.arg("doctor").args(words).args(doctor_options(&settings.storage.folder, words));
     Err(doctor.exec()).with_context(|| program.display().to_string())
+}
+
+/// Options that name the volume, if there is one, unless the command line has them.
+fn doctor_options(folder: &Path, words: &[String]) -> Vec<OsString> {
+    let is = |word: &String, name: &str| word.split('=').next() == Some(name);
+    let has = |name: &str| words.iter().any(|word| is(word, name));
+    let mut options = Vec::new();
+    if folder.is_dir() && !has("--disk") {
+        options.extend(["--disk".into(), folder.into()]);
+    }
+    if folder.is_dir() && has("--run") && !has("--report") {
+        options.extend(["--report".into(), folder.join(REPORT).into()]);
+    }
+    options
 }
 
 /// The password of the screen, and in further lines those for VNC viewers, if VNC is enabled, and
@@ -264,6 +279,24 @@ mod test {
         assert_eq!(lines, wanted);
         let ended = serde_json::json!({ "pod": { "installation": { "install_status": 3 } } });
         assert!(text(&ended).contains("install.bat   ended with status 3\n"));
+    }
+
+    #[test]
+    fn doctor_examines_the_volume_and_leaves_its_report_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = |words: &str, folder: &Path| -> Vec<_> {
+            let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+            let options = doctor_options(folder, &words).into_iter();
+            options.map(|word| word.into_string().unwrap()).collect()
+        };
+        let volume = folder.path().to_str().unwrap();
+        let report = format!("{volume}/{REPORT}");
+        let both = ["--disk", volume, "--report", &report];
+        assert_eq!(options("--json", folder.path()), both[..2]);
+        assert_eq!(options("--run", folder.path()), both);
+        assert_eq!(options("--run --disk=/x", folder.path()), both[2..]);
+        assert_eq!(options("--run --report r", folder.path()), both[..2]);
+        assert!(options("--run", &folder.path().join("gone")).is_empty());
     }
 
     #[test]

@@ -106,8 +106,11 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "doctor",
-        usage: "[--json] [--net TAP]",
-        help: "Reports what this host can run, and how fast its volume is.",
+        usage: "[--json] [--net TAP] [--run [--report FILE] [--kernel FILE] [--modules FOLDER]]",
+        help: "Reports what this host can run, and how fast its volume is. With --run, it tries \
+               this within a minute with small guests, and writes a report to send, without \
+               secrets, to transom-doctor.json on the volume. A Linux is one of the guests if \
+               the host's /boot and /lib/modules are mounted, or --kernel names one.",
         run: doctor,
     },
     Command {

@@ -217,6 +217,12 @@ impl Pod {
         Ok(format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err)))
     }
 
+    /// A text file of the volume.
+    pub(crate) fn read(&self, name: &str) -> Result<String> {
+        let path = self.volume.path().join(name);
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+
     /// Runs a command in it; returns its exit status and output.
     pub(crate) fn run(&self, words: &[&str]) -> Result<(i32, String)> {
         let words = [&["exec", &self.name][..], words].concat();

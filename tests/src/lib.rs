@@ -5,6 +5,7 @@ pub mod browser;
 pub mod compare;
 pub mod console;
 pub mod desk;
+pub mod doctor;
 pub mod engine;
 pub mod enlightened;
 pub mod evdev;

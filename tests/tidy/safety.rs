@@ -20,7 +20,11 @@ const UNSAFE: &[(&str, &str)] = &[
 ];
 
 /// Freestanding guest code, which can harm only its own guest.
-const GUEST: &str = "vmm/probe/guest/";
+const GUESTS: [&str; 2] = ["vmm/probe/guest/", "vmm/probe/init/"];
+
+fn is_guest(source: &Source) -> bool {
+    GUESTS.iter().any(|folder| source.path.starts_with(folder))
+}
 
 /// Crate roots that forbid `unsafe`, which the workspace only denies.
 const FORBIDDING: &[&str] =
@@ -29,7 +33,7 @@ const FORBIDDING: &[&str] =
 /// No unlisted file contains `unsafe`, and no listed file is without it.
 pub(crate) fn listed(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for source in tree.sources.iter().filter(|source| !source.path.starts_with(GUEST)) {
+    for source in tree.sources.iter().filter(|source| !is_guest(source)) {
         let used = source.sequences(&["unsafe"]).next();
         match (used, UNSAFE.iter().find(|(path, _)| *path == source.path)) {
             (Some(index), None) => findings.push(source.finding(
@@ -66,7 +70,7 @@ pub(crate) fn reasons(tree: &Tree) -> Vec<Finding> {
             bare.map(|line| source.finding(line, "`unsafe` without `// SAFETY:` above")).collect();
         for index in source.sequences(&["pub", "unsafe", "fn"]) {
             let line = source.tokens[index].start.line;
-            let guest = source.path.starts_with(GUEST);
+            let guest = is_guest(source);
             findings.extend((!guest).then(|| source.finding(line, "a `pub unsafe fn`")));
         }
         findings

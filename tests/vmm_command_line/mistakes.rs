@@ -24,6 +24,8 @@ const WORDS: &[Mistake] = &[
     (&["inspect", "--memroy=1G"], USAGE, &["--memroy", "did you mean --memory?"]),
     (&["doctor", "--jsn"], USAGE, &["--jsn", "--json"]),
     (&["doctor", "--disk"], USAGE, &["--disk needs a value"]),
+    (&["doctor", "--kernel", "bzImage"], USAGE, &["--kernel", "need --run"]),
+    (&["doctor", "--run", "--report", "gone/file"], FAILED, &["--report gone/file: No such file"]),
     (&["help", "rnu"], USAGE, &["rnu"]),
     (&["ctl", "status"], USAGE, &["--control PATH"]),
     (&["ctl", "--control", "gone"], USAGE, &["vmm help ctl"]),

@@ -125,6 +125,6 @@ fn table_and_json_of_doctor_report_this_host() {
         runs.iter().any(|it| it["works"] == true && it["what"].to_string().contains(what))
     };
     assert_eq!(works("probe"), situation != KvmSupport::None);
-    assert_eq!(works("operating systems"), situation == KvmSupport::Full);
+    assert_eq!(works("UEFI firmware and Linux"), situation == KvmSupport::Full);
     assert!(facts["memory_free_mib"].as_u64().is_some_and(|free| free > 0));
 }

@@ -2,8 +2,11 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
 
 use crate::config::{Config, OPTIONS};
 use crate::control::{COMMANDS, Client, Command};
@@ -12,6 +15,9 @@ use crate::machine::inspect;
 use crate::status::{Failure, Status};
 use crate::{doctor, reference, run, screenshot};
 use host::keyvalue;
+
+/// The file of `doctor --run`, if the command line names none.
+const DOCTOR_REPORT: &str = "transom-doctor.json";
 
 struct Verb {
     name: &'static str,
@@ -36,11 +42,17 @@ const VERBS: &[Verb] = &[
     },
     Verb {
         name: "doctor",
-        usage: "[--json] [--disk PATH] [--net TAP]",
+        usage: "[--json] [--disk PATH] [--net TAP] [--run [--report FILE] [--kernel FILE] \
+                [--modules FOLDER]]",
         help: "Reports what this host can run. Exit status: 0 everything, 1 only the probe, 88 \
                nothing. Measures a disk, which is only read; the volume of a folder, with a file \
                that is written, verified and deleted; and a tap. If one of them fails, the status \
-               is 1.",
+               is 1.\n\nWith --run, it tries this within a minute: the probe with all its checks, \
+               without and with Hyper-V's interface, a Linux with a device of each kind, and UEFI \
+               firmware. The Linux is this host's kernel, or that of --kernel, with modules of \
+               its release, or of --modules. Writes a report to send (default \
+               transom-doctor.json), which names no host, user, address or serial number, and no \
+               paths but those given here.",
         run: run_doctor,
     },
     Verb {
@@ -105,16 +117,49 @@ fn inspect_machine(mut words: Vec<String>) -> anyhow::Result<u8> {
 }
 
 fn run_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
-    let json = switch(&mut words, "--json");
-    let disk = value(&mut words, "--disk")?.map(PathBuf::from);
+    let [json, run] = ["--json", "--run"].map(|name| switch(&mut words, name));
     let net = value(&mut words, "--net")?;
+    let mut path = |name| anyhow::Ok(value(&mut words, name)?.map(PathBuf::from));
+    let (disk, report) = (path("--disk")?, path("--report")?);
+    let (kernel, modules) = (path("--kernel")?, path("--modules")?);
     if let Some(word) = words.first() {
-        let sentence = format!("doctor takes --json, --disk PATH and --net TAP, not {word}");
+        let sentence = format!(
+            "doctor takes --json, --disk PATH, --net TAP, and --run with --report FILE, --kernel \
+             FILE and --modules FOLDER, not {word}"
+        );
         return Err(usage(sentence));
     }
-    let findings = doctor::examine(&Targets { disk, net })?;
+    if !run && [&report, &kernel, &modules].into_iter().any(Option::is_some) {
+        return Err(usage("--report, --kernel and --modules need --run"));
+    }
+    let targets = Targets { disk, net, kernel, modules };
+    if run {
+        return try_host(&targets, &report.unwrap_or_else(|| DOCTOR_REPORT.into()), json);
+    }
+    let findings = doctor::examine(&targets)?;
     print(&findings.show(json)?)?;
     Ok(findings.status())
+}
+
+/// Runs all trials, and writes the report to a file, and to standard output as text or JSON.
+fn try_host(targets: &Targets, path: &Path, json: bool) -> anyhow::Result<u8> {
+    // Fail before the trials if the file cannot be written.
+    let mut file = File::create(path).with_context(|| format!("--report {}", path.display()))?;
+    let report = doctor::run(targets, &mut |text| {
+        if !json {
+            print(text).ok();
+            std::io::stdout().flush().ok();
+        }
+    });
+    let written = report.json()?;
+    file.write_all(written.as_bytes()).with_context(|| format!("--report {}", path.display()))?;
+    if json {
+        print(&written)?;
+    } else {
+        print(&report.text()?)?;
+        print(&format!("The report is in {}.\n", path.display()))?;
+    }
+    Ok(report.status())
 }
 
 fn control(mut words: Vec<String>) -> anyhow::Result<u8> {

@@ -1,7 +1,18 @@
 //! `vmm doctor`: reports what this host can run and what is missing, and measures a disk and a tap.
+//! With `--run`, it tries that on this host.
 
+mod acceleration;
+mod archive;
+mod checks;
 mod disk;
+mod equipment;
+mod firmware;
+mod host;
+mod linux;
+mod machine;
 mod net;
+mod report;
+mod tour;
 mod trial;
 
 use std::fmt::Write as _;
@@ -11,6 +22,9 @@ use std::path::PathBuf;
 use kvm_ioctls::Kvm;
 use serde::Serialize;
 
+use self::machine::Limits;
+pub use self::report::Report;
+pub use self::tour::run;
 use self::trial::Trial;
 use crate::kvm::{self, CAPABILITIES, KvmSupport};
 use crate::status::Status;
@@ -37,6 +51,10 @@ pub struct Targets {
     pub disk: Option<PathBuf>,
     /// The name of a tap.
     pub net: Option<String>,
+    /// For `run`: the kernel to boot, by default that of this host.
+    pub kernel: Option<PathBuf>,
+    /// For `run`: the folder with the kernel's `modules.dep`, by default found by its release.
+    pub modules: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -58,10 +76,17 @@ pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
     let mut findings = examine_host();
     // Without KVM there is no machine to measure with, and the table shows this.
     if findings.situation != KvmSupport::None {
-        findings.disk = targets.disk.as_deref().map(disk::measure).transpose()?;
-        findings.net = targets.net.as_deref().map(net::measure).transpose()?;
+        findings.disk = measure(targets.disk.as_deref(), disk::measure)?;
+        findings.net = measure(targets.net.as_deref(), net::measure)?;
     }
     Ok(findings)
+}
+
+fn measure<T: ?Sized>(
+    target: Option<&T>,
+    how: fn(&T, Limits) -> anyhow::Result<Trial>,
+) -> anyhow::Result<Option<Trial>> {
+    target.map(|target| how(target, Limits::PATIENT)).transpose()
 }
 
 fn examine_host() -> Findings {

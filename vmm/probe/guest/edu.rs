@@ -5,12 +5,13 @@ use crate::Session;
 use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::entry::device_interrupts;
-use crate::gate::set_interrupts;
+use crate::gate::{halt_once, set_interrupts};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
 use crate::msix;
 use crate::paging::map_device;
 use crate::random::Random;
 use crate::report::Finding;
+use crate::timer;
 
 const ID: u32 = 0x11e8_1234;
 const VERSION: u32 = 0x0100_00ed;
@@ -40,6 +41,8 @@ const BUFFER: u64 = 0x4_0000;
 const BYTES: u64 = 1024;
 const ROUNDS: usize = 64;
 const TIMEOUT_MS: u64 = 2000;
+/// Ends a halt that no interrupt of the device ends.
+const TICK_US: u64 = 100_000;
 
 /// The buffers for sending and for receiving.
 static mut MEMORY: [[u64; BYTES as usize / 8]; 2] = [[0; BYTES as usize / 8]; 2];
@@ -48,6 +51,8 @@ struct Edu<'a> {
     bar: u64,
     cpu: &'a Cpu,
     interrupts: u32,
+    /// Whether the processor halts until an interrupt, or else polls.
+    halts: bool,
 }
 
 pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
@@ -56,7 +61,7 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
         session.add(Finding::info("edu").flag("msix", false));
         return;
     };
-    let mut edu = Edu { bar, cpu, interrupts: 0 };
+    let mut edu = Edu { bar, cpu, interrupts: 0, halts: false };
     set_interrupts(true);
     let alive = edu.is_alive();
     let factorial = edu.factorial();
@@ -65,15 +70,20 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let doorbell = times.iter_mut().all(|time| edu.ring().map(|took| *time = took).is_some());
     set_interrupts(false);
     times.sort_unstable();
+    let mut wakes = [0; ROUNDS];
+    let woken = !session.interruptible || edu.wake(&mut wakes);
     session.add(
-        Finding::check("edu", alive && factorial && dma && doorbell)
+        Finding::check("edu", alive && factorial && dma && doorbell && woken)
             .flag("alive", alive)
             .flag("factorial", factorial)
             .flag("dma", dma)
             .flag("doorbell", doorbell)
+            .flag("woken", woken)
             .number("interrupts", edu.interrupts.into())
             .number("min_ns", cpu.nanoseconds(times[0]))
-            .number("median_ns", cpu.nanoseconds(times[ROUNDS / 2])),
+            .number("median_ns", cpu.nanoseconds(times[ROUNDS / 2]))
+            .number("wake_min_ns", cpu.nanoseconds(wakes[0]))
+            .number("wake_median_ns", cpu.nanoseconds(wakes[ROUNDS / 2])),
     );
 }
 
@@ -107,13 +117,28 @@ impl Edu<'_> {
             if self.cpu.nanoseconds(tsc() - start) > TIMEOUT_MS * 1_000_000 {
                 return None;
             }
-            core::hint::spin_loop();
+            if self.halts {
+                halt_once();
+            } else {
+                core::hint::spin_loop();
+            }
         }
         let took = tsc() - start;
         self.interrupts += device_interrupts() - before;
         let status = self.read(INTERRUPT_STATUS);
         self.write(ACKNOWLEDGE, status);
         (status != 0 && self.read(INTERRUPT_STATUS) == 0).then_some(took)
+    }
+
+    /// Measures doorbells whose interrupt ends a halt. Interrupts are disabled in ring 3, so one
+    /// that arrives before the halt ends it at once.
+    fn wake(&mut self, times: &mut [u64]) -> bool {
+        self.halts = true;
+        timer::tick(self.cpu, TICK_US);
+        let woken = times.iter_mut().all(|time| self.ring().map(|took| *time = took).is_some());
+        timer::stop();
+        times.sort_unstable();
+        woken
     }
 
     fn factorial(&mut self) -> bool {

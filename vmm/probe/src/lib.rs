@@ -1,10 +1,14 @@
-//! The probe: a guest program that checks the machine from within and reports on COM1.
+//! Guest programs that are part of `vmm`: the probe, which checks the machine from within and
+//! reports on COM1, and the first process of a small Linux.
 //!
-//! vmm/probe/guest has its sources and describes its command line and its report. The probe runs on
-//! every KVM, including a paravirtual-only one.
+//! vmm/probe/guest has the probe's sources and describes its command line and its report. The probe
+//! runs on every KVM, including a paravirtual-only one.
 
 /// The probe as an ELF file: a PVH kernel that loads at 1 MiB.
 pub const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.elf"));
+
+/// A program for Linux that needs no library: the first process of `vmm doctor --run`'s guest.
+pub const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/init.elf"));
 
 // Modules of the guest that need no hardware, so that they can be tested on the host.
 #[cfg(test)]
@@ -16,9 +20,9 @@ mod report;
 
 #[cfg(test)]
 mod test {
-    use super::IMAGE;
     use super::random::Random;
     use super::report::{Finding, Report, Verdict};
+    use super::{IMAGE, INIT};
 
     fn field(offset: usize, width: usize) -> u64 {
         IMAGE[offset..offset + width].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
@@ -44,6 +48,17 @@ mod test {
         let [_, _, address, in_file, in_memory] = loads[0];
         assert_eq!(address, 1 << 20);
         assert!(in_file < in_memory && in_memory < 1 << 20, "{in_memory} bytes");
+    }
+
+    #[test]
+    fn init_is_a_small_program_without_interpreter() {
+        assert_eq!(INIT[..5], *b"\x7fELF\x02");
+        assert!(INIT.len() < 32 << 10, "{} bytes", INIT.len());
+        // ET_EXEC, and no program header of type PT_INTERP or PT_DYNAMIC.
+        assert_eq!(INIT[16], 2);
+        let header = |index: usize| 64 + 56 * index;
+        let kinds: Vec<u8> = (0..INIT[56].into()).map(|index| INIT[header(index)]).collect();
+        assert!(kinds.contains(&1) && !kinds.contains(&2) && !kinds.contains(&3), "{kinds:?}");
     }
 
     #[test]

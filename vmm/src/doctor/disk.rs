@@ -6,33 +6,41 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
+use super::machine::Limits;
 use super::trial::{self, Trial};
 
-/// Size of the file on a volume, in MiB: at most this, and at most a quarter of the free space.
-const MAX_MIB: u64 = 256;
+/// Size of the file on a volume, in MiB, if time is limited or not: at most this, and at most a
+/// quarter of the free space.
+const MAX_MIB: [u64; 2] = [64, 256];
 const MIN_MIB: u64 = 16;
 /// Time limit of each measurement, so that slow disks end too.
-const SECONDS: u64 = 5;
+const SECONDS: [u64; 2] = [1, 5];
 /// Block size, queue depth and maximum number of requests of each measurement.
 const READS: [(&str, u64, u64); 3] = [("128K", 32, 2000), ("4K", 1, 10_000), ("4K", 32, 100_000)];
 
 /// Measures a disk, or the volume of a folder.
-pub(super) fn measure(path: &Path) -> anyhow::Result<Trial> {
+pub(super) fn measure(path: &Path, limits: Limits) -> anyhow::Result<Trial> {
     match fs::metadata(path) {
-        Ok(found) if found.is_dir() => on_volume(path, path),
+        Ok(found) if found.is_dir() => on_volume(path, path, limits),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            on_volume(path, parent.unwrap_or(Path::new(".")))
+            on_volume(path, parent.unwrap_or(Path::new(".")), limits)
         }
-        _ => existing(path),
+        _ => existing(path, limits),
     }
 }
 
+/// The value for measurements that are short, or not.
+fn choose([short, long]: [u64; 2], limits: Limits) -> u64 {
+    if limits.is_short() { short } else { long }
+}
+
 /// Command-line words for the probe: read measurements over this span of the disk.
-fn reads(span: &str) -> impl Iterator<Item = String> {
+fn reads(span: &str, limits: Limits) -> impl Iterator<Item = String> {
+    let seconds = choose(SECONDS, limits);
     READS.into_iter().map(move |(block, depth, requests)| {
         let settings = format!("block={block},depth={depth},requests={requests}");
-        format!("disk=read,{settings},span={span},seconds={SECONDS}")
+        format!("disk=read,{settings},span={span},seconds={seconds}")
     })
 }
 
@@ -43,18 +51,18 @@ fn device(path: &Path, more: &str) -> anyhow::Result<String> {
     Ok(format!("virtio-blk,path={text}{more}"))
 }
 
-fn existing(path: &Path) -> anyhow::Result<Trial> {
-    let words: Vec<_> = reads("0").collect();
-    let outcome = trial::run(&device(path, ",readonly=on")?, "disk", &words)?;
+fn existing(path: &Path, limits: Limits) -> anyhow::Result<Trial> {
+    let words: Vec<_> = reads("0", limits).collect();
+    let outcome = trial::run(&device(path, ",readonly=on")?, "disk", &words, limits)?;
     Ok(trial_of(path, "it was only read", outcome))
 }
 
 /// Writes a file and reads it. The file has no name, and disappears with this process.
-fn on_volume(path: &Path, folder: &Path) -> anyhow::Result<Trial> {
+fn on_volume(path: &Path, folder: &Path, limits: Limits) -> anyhow::Result<Trial> {
     let space = rustix::fs::statvfs(folder)
         .with_context(|| format!("{}: no folder to measure in", folder.display()))?;
     let free = (space.f_bavail.saturating_mul(space.f_frsize) / 4) >> 20;
-    let mib = free.min(MAX_MIB);
+    let mib = free.min(choose(MAX_MIB, limits));
     ensure!(
         mib >= MIN_MIB,
         "{}: too little free space to measure: {} MiB are needed",
@@ -65,8 +73,8 @@ fn on_volume(path: &Path, folder: &Path) -> anyhow::Result<Trial> {
     file.set_len(mib << 20).with_context(|| format!("{mib} MiB in {}", folder.display()))?;
     let settings = format!("block=128K,depth=32,span={mib}M");
     let both = ["write", "verify"].map(|mode| format!("disk={mode},{settings}"));
-    let words: Vec<_> = both.into_iter().chain(reads(&format!("{mib}M"))).collect();
-    let outcome = trial::run(&device(&path_in_proc, "")?, "disk", &words)?;
+    let words: Vec<_> = both.into_iter().chain(reads(&format!("{mib}M"), limits)).collect();
+    let outcome = trial::run(&device(&path_in_proc, "")?, "disk", &words, limits)?;
     let says = format!("a file of {mib} MiB was written there, verified and deleted");
     Ok(trial_of(path, &says, outcome))
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use host::net::Network;
 
+use super::machine::Limits;
 use super::trial::{self, Trial};
 
 /// Frames of the maximum size of most links, and enough of them to take some tenths of a second.
@@ -17,7 +18,7 @@ const ASKED: &str = "count=2000,patience=2";
 /// IFF_UP
 const UP: u32 = 1;
 
-pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
+pub(super) fn measure(name: &str, limits: Limits) -> anyhow::Result<Trial> {
     let name = name.strip_prefix("tap:").unwrap_or(name);
     Network::try_from(format!("tap:{name}")).map_err(anyhow::Error::msg)?;
     let known = fs::read_to_string("/proc/net/dev").context("/proc/net/dev")?;
@@ -32,9 +33,13 @@ pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let mut words = vec![format!("net=send,{SENT}")];
     let host = address(&folder, name);
     words.extend(host.map(|host| format!("net=arp,host={host},{ASKED}")));
-    let mut parts = trial::run(&format!("virtio-net,to=tap:{name}"), "net", &words)?.parts;
+    let device = format!("virtio-net,to=tap:{name}");
+    let mut parts = trial::run(&device, "net", &words, limits)?.parts;
     let silent = host.is_some() && parts.last().is_some_and(|part| !part.is_answered());
+    // A report is sent to others.
+    let host = host.filter(|_| !limits.is_short());
     let says = match host {
+        None if words.len() > 1 => "frames and ARP requests went to this host".to_owned(),
         Some(host) if silent => format!("this host has {host}, but does not answer for it there"),
         Some(host) => format!("frames went to this host, which received ARP requests for {host}"),
         None => "frames went to this host, which has no IPv4 address there for ARP requests".into(),
@@ -106,7 +111,7 @@ tap0\t0008090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 
     #[test]
     fn an_interface_that_is_not_a_tap_is_refused_with_its_name() {
-        let error = |name| measure(name).unwrap_err().to_string();
+        let error = |name| measure(name, Limits::PATIENT).unwrap_err().to_string();
         assert!(error("a/b").contains("not an interface name"));
         assert!(error("tap:transom-gone").contains("ip tuntap add transom-gone"));
         assert!(error("lo").contains("not a tap"));

@@ -1,20 +1,14 @@
 //! Runs a trial: starts the probe in a machine of its own, which uses a device of this host, and
 //! reads its report.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
-const PART_TIMEOUT: Duration = Duration::from_secs(120);
+use super::machine::{Limits, Machine, last_error};
+
 /// Marks the last line that the probe prints before it begins.
 const BEGINS: &str = " speed ";
 
@@ -119,8 +113,15 @@ pub(super) struct Outcome {
 
 /// Runs the probe with this device and these command-line words, and returns the findings called
 /// `name`.
-pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<Outcome> {
-    let mut machine = Machine::start(device, &words.join(" "))?;
+pub(super) fn run(
+    device: &str,
+    name: &str,
+    words: &[String],
+    limits: Limits,
+) -> anyhow::Result<Outcome> {
+    let words = format!("checks=none {} then=poweroff", words.join(" "));
+    let options = ["--memory", "128M", "--device", device, "--cmdline", &words];
+    let mut machine = Machine::start(&options.map(str::to_owned), limits)?;
     let mut times = Vec::new();
     let mut report = None;
     let mark = format!("  {name} ");
@@ -132,7 +133,7 @@ pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<
             report = Some(serde_json::from_str::<Value>(&line).context("the probe's report")?);
         }
     }
-    let log = machine.end();
+    let (_, log) = machine.end()?;
     let Some(report) = report else { bail!(last_error(&log)) };
     let findings = report["findings"].as_array().into_iter().flatten();
     let mine = findings.filter(|finding| finding["name"] == name);
@@ -140,93 +141,6 @@ pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<
     let parts: Vec<_> = mine.zip(used).filter_map(|(it, used)| Part::of(it, used)).collect();
     ensure!(!parts.is_empty(), "the probe cannot drive {device}: {report}");
     Ok(Outcome { parts, log })
-}
-
-/// The last error message in the log of a machine that ended early.
-fn last_error(log: &str) -> String {
-    let last = log.lines().rev().find_map(|line| line.strip_prefix("vmm: "));
-    last.unwrap_or("the machine with the probe ended early").to_owned()
-}
-
-/// A machine in a process of its own. Dropping the value kills it.
-struct Machine {
-    child: Child,
-    lines: Receiver<String>,
-    log: Option<thread::JoinHandle<String>>,
-    /// Processor time of its threads in nanoseconds, as last read.
-    used: BTreeMap<OsString, u64>,
-}
-
-impl Machine {
-    fn start(device: &str, words: &str) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("this program")?;
-        let words = format!("checks=none {words} then=poweroff");
-        let mut command = Command::new(program);
-        command.args(["run", "--memory", "128M", "--device", device, "--cmdline", &words]);
-        command.env("VMM_LOG", "info").env_remove("VMM_LOG_FORMAT");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().context("a machine for the probe")?;
-        let stdout = child.stdout.take().context("a pipe")?;
-        let mut stderr = child.stderr.take().context("a pipe")?;
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
-        });
-        let log = thread::spawn(move || {
-            let mut log = Vec::new();
-            stderr.read_to_end(&mut log).ok();
-            String::from_utf8_lossy(&log).into_owned()
-        });
-        Ok(Self { child, lines, log: Some(log), used: BTreeMap::new() })
-    }
-
-    /// Returns `None` at the end of the output.
-    fn next_line(&self) -> anyhow::Result<Option<String>> {
-        match self.lines.recv_timeout(PART_TIMEOUT) {
-            Ok(line) => Ok(Some(line)),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                let seconds = PART_TIMEOUT.as_secs();
-                bail!("the probe reported nothing for {seconds} s: the device may hang")
-            }
-        }
-    }
-
-    /// The processor time of all threads except the guest's processors. Includes threads that have
-    /// ended since.
-    fn processor(&mut self) -> Duration {
-        let folder = format!("/proc/{}/task", self.child.id());
-        for task in fs::read_dir(folder).into_iter().flatten().flatten() {
-            // A thread may end while it is read.
-            let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-            let (name, text) = (read("comm"), read("schedstat"));
-            let first = text.split_ascii_whitespace().next().and_then(|it| it.parse().ok());
-            if let Some(nanoseconds) =
-                first.filter(|_| !name.is_empty() && !name.starts_with("cpu"))
-            {
-                self.used.insert(task.file_name(), nanoseconds);
-            }
-        }
-        Duration::from_nanos(self.used.values().sum())
-    }
-
-    /// Waits for the end of the process, and returns its log.
-    fn end(&mut self) -> String {
-        let start = Instant::now();
-        while start.elapsed() < PART_TIMEOUT && matches!(self.child.try_wait(), Ok(None)) {
-            thread::sleep(Duration::from_millis(5));
-        }
-        self.child.kill().ok();
-        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }
 
 #[cfg(test)]
@@ -259,11 +173,5 @@ mod test {
         let part = Part::of(&finding, Duration::ZERO).unwrap();
         assert_eq!((part.count, part.median_us), (1000, None));
         assert!(!part.show().contains("latency"), "{}", part.show());
-    }
-
-    #[test]
-    fn an_early_exit_is_reported_with_its_last_error() {
-        assert_eq!(last_error(" INFO disk\nvmm: nobody: no disk\n"), "nobody: no disk");
-        assert!(last_error("").contains("ended early"));
     }
 }
