@@ -16,19 +16,22 @@ mod netkvm;
 mod report;
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use std::{fs, iter};
 
 use anyhow::{Context, Result, ensure};
 use report::Report;
-use transom_tests::program::Running;
+use transom_tests::program::{Running, vmm};
 
 /// The size of a disk, and of the part that the checks write: REGION in
 /// `tests/windrv/source/disk.h`.
 const DISK: usize = 64 << 20;
 const REGION: usize = 48 << 20;
-/// Blocks after the region that the check `final` writes.
+/// Blocks after the region that the check `final` writes, and at the end that `grow` writes.
 const FINAL_BLOCKS: usize = 8;
+/// The bytes by which `grow` makes the disk longer.
+const GROWTH: usize = 1 << 20;
 /// The guest gives up after 60 seconds without an answer. A run takes two seconds on an idle host.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -68,9 +71,9 @@ impl Kind {
         match (self, driver.name, mode) {
             (Self::ReadOnly, ..) => 34,
             (_, "viostor", "dump") => 42,
-            (_, "viostor", _) => 55,
+            (_, "viostor", _) => 56,
             (_, _, "dump") => 41,
-            (..) => 54,
+            (..) => 55,
         }
     }
 }
@@ -104,47 +107,57 @@ macro_rules! kinds {
 
 mod viostor {
     kinds!(VIOSTOR);
+
+    #[test]
+    fn above_4_gib() -> anyhow::Result<()> {
+        crate::run_in(crate::VIOSTOR, "msix4", crate::Kind::Sectors512, crate::HIGH)
+    }
 }
 
 mod vioscsi {
     kinds!(VIOSCSI);
+
+    #[test]
+    fn above_4_gib() -> anyhow::Result<()> {
+        crate::run_in(crate::VIOSCSI, "msix4", crate::Kind::Sectors4096, crate::HIGH)
+    }
 }
+
+/// The machine's memory, and words for the guest.
+type Memory = (&'static str, &'static str);
+const LOW: Memory = ("256M", "");
+const HIGH: Memory = ("5G", kmdf::HIGH);
 
 /// Starts the guest with one disk, and checks its report and the disk.
 fn run(driver: Driver, mode: &str, kind: Kind) -> Result<()> {
+    run_in(driver, mode, kind, LOW)
+}
+
+fn run_in(driver: Driver, mode: &str, kind: Kind, memory: Memory) -> Result<()> {
     let Some(image) = image::image()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let disk = folder.path().join("disk.img");
     fs::write(&disk, original(0, DISK)).with_context(|| disk.display().to_string())?;
-    let output = boot(image, driver, mode, &format!("path={},{}", disk.display(), kind.words()))?;
+    let device = format!("path={},{}", disk.display(), kind.words());
+    let output = boot(image, driver, &format!("mode={mode}{}", memory.1), memory.0, &device)?;
     let outcome = Report::read(&output).and_then(|it| it.judge(kind.checks(driver, mode)));
-    let outcome = outcome.and_then(|()| found_on(&disk, kind));
+    let grows = kind != Kind::ReadOnly && mode != "dump";
+    let outcome = outcome.and_then(|()| found_on(&disk, kind, grows));
     outcome.with_context(|| format!("{}.{mode} with {}:\n{output}", driver.name, kind.words()))
 }
 
-fn boot(image: &Path, driver: Driver, mode: &str, words: &str) -> Result<String> {
+fn boot(image: &Path, driver: Driver, words: &str, memory: &str, disk: &str) -> Result<String> {
     let Driver { name, device } = driver;
-    let cmdline = format!("driver={name} mode={mode}");
-    let device = format!("{device},queues=4,serial=WINDRV-1,{words}");
-    let mut guest = Running::vmm(&[
-        "run",
-        "--kernel",
-        &image.display().to_string(),
-        "--cmdline",
-        &cmdline,
-        "--memory",
-        "256M",
-        "--cpus",
-        "1",
-        "--display",
-        "none",
-        "--serial",
-        "stdio",
-        "--accept-emulation",
-        "--device",
-        &device,
-    ])?;
-    let status = guest.wait(PATIENCE)?;
+    let folder = tempfile::tempdir()?;
+    let control = folder.path().join("control");
+    let device = format!("{device},queues=4,serial={},{disk}", kmdf::DISK);
+    let mut machine = Command::new(vmm());
+    machine.args(["run", "--memory", memory, "--cpus", "1", "--display", "none"]);
+    machine.args(["--serial", "stdio", "--accept-emulation", "--device", &device]);
+    machine.args(["--cmdline", &format!("driver={name} host=vmm {words}"), "--kernel"]);
+    machine.arg(image).arg("--control").arg(&control);
+    let mut guest = Running::spawn(&mut machine)?;
+    let status = kmdf::obey(&mut guest, &control)?;
     let (output, log) = (guest.stdout.text(), guest.stderr.text());
     ensure!(status == 0, "vmm ended with status {status}:\n{output}\n{log}");
     Ok(output)
@@ -157,10 +170,11 @@ fn original(from: usize, to: usize) -> Vec<u8> {
 }
 
 /// Checks that the guest's last blocks are at their place, and that the bytes after them are
-/// unchanged.
-fn found_on(disk: &Path, kind: Kind) -> Result<()> {
+/// unchanged. A disk that grew has zeros and, at its end, blocks of the guest.
+fn found_on(disk: &Path, kind: Kind, grows: bool) -> Result<()> {
     let found = fs::read(disk).with_context(|| disk.display().to_string())?;
-    ensure!(found.len() == DISK, "the disk has {} bytes, not {DISK}", found.len());
+    let size = DISK + if grows { GROWTH } else { 0 };
+    ensure!(found.len() == size, "the disk has {} bytes, not {size}", found.len());
     let (from, mut wanted) = match kind {
         Kind::ReadOnly => (0, original(0, DISK)),
         _ => (REGION, original(REGION, DISK)),
@@ -168,6 +182,11 @@ fn found_on(disk: &Path, kind: Kind) -> Result<()> {
     if kind != Kind::ReadOnly {
         let written = &mut wanted[..FINAL_BLOCKS * kind.sector()];
         written.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+    if grows {
+        let last = size - FINAL_BLOCKS * kind.sector();
+        wanted.resize(last - from, 0);
+        wanted.extend(original(last, size).iter().map(|byte| !byte));
     }
     let differs = iter::zip(&found[from..], &wanted).position(|(found, wanted)| found != wanted);
     ensure!(

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use transom_tests::program::{not_run, said};
 use vmm::kvm::KvmSupport;
 
-const SUITE: &str = "the suite of Windows' drivers";
+pub(crate) const SUITE: &str = "the suite of Windows' drivers";
 const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
 const COMPILER: &str = "x86_64-w64-mingw32-g++";
 
@@ -20,6 +20,11 @@ pub(crate) fn image() -> Result<Option<&'static Path>> {
         Ok(image) => Ok(image.as_deref()),
         Err(error) => Err(anyhow!("{error:#}")),
     }
+}
+
+/// The image's path; each suite has its own, because they may run at the same time.
+pub(crate) fn place() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")).join("windrv.elf")
 }
 
 fn build() -> Result<Option<PathBuf>> {
@@ -40,7 +45,8 @@ fn build() -> Result<Option<PathBuf>> {
         not_run(SUITE, "no g++-mingw-w64-x86-64-win32");
         return Ok(None);
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windrv");
-    said(Command::new(tests.join("windrv/build")).args([&sources, &folder]))?;
-    Ok(Some(folder.join("windrv.elf")))
+    let image = place();
+    let folder = image.parent().context("a folder")?;
+    said(Command::new(tests.join("windrv/build")).args([sources.as_path(), folder]))?;
+    Ok(Some(image))
 }

@@ -1,6 +1,7 @@
 //! Windows's drivers of the other devices (those of KMDF), in each interrupt mode that their INF
 //! files allow.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
@@ -17,8 +18,14 @@ use crate::image;
 use crate::report::Report;
 
 const PAGE: u64 = 4096;
+/// The disk's serial number.
+pub(crate) const DISK: &str = "WINDRV-1";
 /// The network device's name.
 const NETWORK: &str = "virtio-net";
+
+/// The named port, and the word that puts rings and data above 4 GiB.
+const PORT: &str = "virtio-serial,name=org.qemu.guest_agent.0,to=socket:";
+pub(crate) const HIGH: &str = " heap=high";
 
 /// A machine with one device for one driver.
 struct Machine {
@@ -26,40 +33,73 @@ struct Machine {
     mode: &'static str,
     device: &'static str,
     memory: &'static str,
+    /// Further words for the guest.
+    words: &'static str,
     /// The minimum number of checks.
     checks: usize,
 }
 
+/// A machine with a named port, whose socket is in the test's folder.
+const SERIAL: Machine = Machine {
+    driver: "vioserial",
+    mode: "msix",
+    device: PORT,
+    memory: "256M",
+    words: "",
+    checks: 38,
+};
+const RANDOM: Machine = Machine {
+    driver: "viorng",
+    mode: "msix",
+    device: "virtio-rng",
+    memory: "256M",
+    words: "",
+    checks: 18,
+};
+const BALLOON: Machine = Machine {
+    driver: "balloon",
+    mode: "wire",
+    device: "virtio-balloon",
+    memory: "512M",
+    words: "",
+    checks: 30,
+};
+
+#[test]
+fn vioserial_with_messages() -> Result<()> {
+    SERIAL.run()
+}
+
+#[test]
+fn vioserial_with_intx() -> Result<()> {
+    Machine { mode: "wire", ..SERIAL }.run()
+}
+
+#[test]
+fn vioserial_above_4_gib() -> Result<()> {
+    Machine { memory: "5G", words: HIGH, ..SERIAL }.run()
+}
+
 #[test]
 fn viorng_with_a_message() -> Result<()> {
-    Machine { driver: "viorng", mode: "msix", device: "virtio-rng", memory: "256M", checks: 16 }
-        .run()
+    Machine { checks: 20, ..RANDOM }.run()
 }
 
 #[test]
 fn viorng_with_intx() -> Result<()> {
-    Machine { driver: "viorng", mode: "wire", device: "virtio-rng", memory: "256M", checks: 16 }
-        .run()
+    Machine { mode: "wire", ..RANDOM }.run()
 }
 
 /// The INF file of the balloon does not ask for messages.
 #[test]
 fn balloon() -> Result<()> {
-    Machine {
-        driver: "balloon",
-        mode: "wire",
-        device: "virtio-balloon",
-        memory: "512M",
-        checks: 30,
-    }
-    .run()
+    BALLOON.run()
 }
 
 /// Every second page of the balloon is above 4 GiB.
 #[test]
 fn balloon_above_4_gib() -> Result<()> {
-    Machine { driver: "balloon", mode: "wire", device: "virtio-balloon", memory: "5G", checks: 30 }
-        .run()
+    Machine { memory: "5G", ..BALLOON }.run()
 }
 
 impl Machine {
@@ -68,7 +108,9 @@ impl Machine {
         let Some(image) = image::image()? else { return Ok(()) };
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
-        let mut guest = self.start(image, &control)?;
+        let socket = folder.path().join("port");
+        let _program = (self.device == PORT).then(|| program("port", &socket)).transpose()?;
+        let mut guest = self.start(image, &control, &socket)?;
         let status = obey(&mut guest, &control);
         let (output, log) = (guest.stdout.text(), guest.stderr.text());
         let everything = || format!("{}.{}:\n{output}\n{log}", self.driver, self.mode);
@@ -76,19 +118,27 @@ impl Machine {
         Report::read(&output).and_then(|it| it.judge(self.checks)).with_context(everything)
     }
 
-    fn start(&self, image: &Path, control: &Path) -> Result<Running> {
-        let Self { driver, mode, device, memory, .. } = self;
+    fn start(&self, image: &Path, control: &Path, socket: &Path) -> Result<Running> {
+        let Self { driver, mode, device, memory, words, .. } = self;
+        let socket = if *device == PORT { socket.display().to_string() } else { String::new() };
         let mut machine = Command::new(vmm());
         machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
-        machine.args(["--accept-emulation", "--memory", memory, "--device", device]);
-        machine.args(["--cmdline", &format!("driver={driver} mode={mode}"), "--kernel"]);
+        machine.args(["--accept-emulation", "--memory", memory]);
+        machine.args(["--device", &format!("{device}{socket}")]);
+        machine.args(["--cmdline", &format!("driver={driver} mode={mode}{words}"), "--kernel"]);
         machine.arg(image).arg("--control").arg(control);
         Running::spawn(&mut machine)
     }
 }
 
-/// Obeys the guest's lines `host: …` (see `tests/windrv/kmdf/balloon.c` and `ndis/control.c`) until
-/// the machine ends. Returns its exit status.
+/// Starts the program at the host's end of a device: `tests/windrv/NAME`.
+pub(crate) fn program(name: &str, place: impl AsRef<OsStr>) -> Result<Running> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("windrv").join(name);
+    Running::spawn(Command::new(path).arg(place))
+}
+
+/// Obeys the guest's lines `host: …` (see `kmdf/balloon.c`, `ndis/control.c` and `source/grow.c`)
+/// until the machine ends. Returns its exit status.
 pub(crate) fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
     let deadline = Instant::now() + PATIENCE;
     let (mut obeyed, mut host) = (0, None);
@@ -149,6 +199,10 @@ impl Host {
                     sleep(Duration::from_millis(5));
                 }
                 Ok(())
+            }
+            ["grow", _, bytes] => {
+                let (name, size) = (DISK.to_owned(), Some(Size(bytes.parse()?)));
+                self.client.ask(&control::Command::Grow { name, size }).map(|_| ())
             }
             ["link", "up"] => self.link(LinkState::Up),
             ["link", "down"] => self.link(LinkState::Down),

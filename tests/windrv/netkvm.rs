@@ -29,6 +29,8 @@ struct Machine {
     words: &'static str,
     /// Checks besides those of every mode.
     more: usize,
+    /// 512M without it.
+    memory: Option<&'static str>,
 }
 
 /// The tests of the adapter: one for each mode.
@@ -46,7 +48,14 @@ modes! { msix4 msix1 two one wire }
 /// The device tells the driver a shorter maximum of packets.
 #[test]
 fn mtu() -> Result<()> {
-    Machine { mode: "msix1", device: ",mtu=1400", words: " mtu=1400", more: 0 }.on_a_socket()
+    Machine { mode: "msix1", device: ",mtu=1400", words: " mtu=1400", ..Machine::default() }
+        .on_a_socket()
+}
+
+#[test]
+fn above_4_gib() -> Result<()> {
+    let memory = Some("5G");
+    Machine { mode: "msix1", words: kmdf::HIGH, memory, ..Machine::default() }.on_a_socket()
 }
 
 /// The host's kernel takes packets without checksums, and of many segments.
@@ -55,8 +64,13 @@ fn offloads() -> Result<()> {
     if !place::runs_here("Windows' network driver on a tap") {
         return Ok(());
     }
-    let machine =
-        Machine { mode: "msix1", device: ",vhost=off", words: " offloads=on", more: OFFLOADS };
+    let machine = Machine {
+        mode: "msix1",
+        device: ",vhost=off",
+        words: " offloads=on",
+        more: OFFLOADS,
+        memory: None,
+    };
     in_namespace(move || machine.on_a_tap())
 }
 
@@ -70,7 +84,7 @@ impl Machine {
         let folder = tempfile::tempdir()?;
         let network = folder.path().join("network");
         let network = network.to_str().context("a path")?;
-        let peer = peer(network)?;
+        let peer = kmdf::program("peer", network)?;
         // The link must be up from the start.
         let deadline = Instant::now() + PATIENCE;
         while !Path::new(network).exists() {
@@ -88,20 +102,21 @@ impl Machine {
         ip(&format!("link set {TAP} addrgenmode none"))?;
         ip(&format!("link set {TAP} arp off txqueuelen 10000 up"))?;
         let network = format!("tap:{TAP}");
-        let mut peer = peer(&network)?;
+        let mut peer = kmdf::program("peer", &network)?;
         peer.says("ready", 1)?;
         self.run(image, &network)
     }
 
     fn run(&self, image: &Path, network: &str) -> Result<()> {
-        let Self { mode, device, words, more } = self;
+        let Self { mode, device, words, more, memory } = self;
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
         let device = format!("virtio-net,to={network},mac={ADDRESS}{device}");
         let words = format!("driver=netkvm mode={mode} host=vmm{words}");
         let mut machine = Command::new(vmm());
         machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
-        machine.args(["--accept-emulation", "--memory", "512M", "--device", &device]);
+        machine.args(["--accept-emulation", "--device", &device]);
+        machine.args(["--memory", memory.unwrap_or("512M")]);
         machine.args(["--cmdline", &words, "--kernel"]).arg(image).arg("--control").arg(&control);
         let mut guest = Running::spawn(&mut machine)?;
         let status = kmdf::obey(&mut guest, &control);
@@ -110,9 +125,4 @@ impl Machine {
         ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
         Report::read(&output).and_then(|it| it.judge(CHECKS + more)).with_context(everything)
     }
-}
-
-fn peer(network: &str) -> Result<Running> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("windrv/peer");
-    Running::spawn(Command::new(program).arg(network))
 }

@@ -368,6 +368,11 @@ impl Server {
             bytes.extend(event.to_le_bytes());
             bytes.extend(u16::from(value).to_le_bytes());
             bytes.extend(more);
+            if event == PORT_NAME {
+                // 5.3.6.2 has no zero at the end, but QEMU sends one, and Windows' driver cuts off
+                // the last byte when a program asks for the name.
+                bytes.push(0);
+            }
             let queue = &mut self.queues[at];
             let Some(chain) = next(queue) else { break };
             let fits = length(&chain.writable) >= bytes.len() as u64

@@ -8,8 +8,9 @@
 #include "windows/virtio_ring_allocation.h"
 
 /* In used.c of the port driver. */
-void used_offered(void *queue, void *opaque, ULONG writable);
-void used_returned(void *queue, void *opaque, ULONG length);
+void used_offered(void *queue, void *opaque, ULONG writable, ULONGLONG address);
+void used_returned(void *queue, void *opaque, ULONG length, ULONG number);
+void used_sent(ULONG number, ULONGLONG address, ULONG length);
 void used_renewed(void *queue);
 
 /* The library's function, which `build` renames. */
@@ -29,7 +30,9 @@ static int add_buf(struct virtqueue *queue, struct VirtIOBufferDescriptor list[]
         writable += list[i].length;
     int added = library_add_buf(queue, list, out, in, opaque, indirect, physical);
     if (added >= 0)
-        used_offered(queue, opaque, writable);
+        used_offered(queue, opaque, writable, in ? list[out].physAddr.QuadPart : 0);
+    if (added >= 0 && out)
+        used_sent(queue->index, list[0].physAddr.QuadPart, list[0].length);
     return added;
 }
 
@@ -37,7 +40,7 @@ static void *get_buf(struct virtqueue *queue, unsigned int *length)
 {
     void *opaque = library_get_buf(queue, length);
     if (opaque)
-        used_returned(queue, opaque, *length);
+        used_returned(queue, opaque, *length, queue->index);
     return opaque;
 }
 

@@ -48,6 +48,7 @@ void kmdf_paged_code(const char *function);
 #ifndef __analysis_assume
 #define __analysis_assume(what) ((void)0)
 #endif
+#define TRACE_LEVEL_INFORMATION 4
 #define TRACE_LEVEL_VERBOSE 5
 #define TraceEvents(...) ((void)0)
 #define WPP_INIT_TRACING(...) ((void)0)

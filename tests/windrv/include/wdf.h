@@ -20,7 +20,7 @@ WDF_HANDLE(WDFCMRESLIST);
 typedef struct Init WDFDEVICE_INIT, *PWDFDEVICE_INIT;
 #define WDF_NO_HANDLE NULL
 #define WDF_NO_OBJECT_ATTRIBUTES NULL
-#define WDF_INVALID_HANDLE ((PVOID)(LONG_PTR)-1)
+#define WDF_INVALID_HANDLE ((PVOID)(LONG_PTR) - 1)
 
 typedef enum {
     WdfPowerDeviceD0 = 1,
@@ -67,16 +67,19 @@ typedef struct {
     const char *name;
     size_t size;
 } WDF_CONTEXT_TYPE;
+typedef enum { WdfSynchronizationScopeInherit = 1, WdfSynchronizationScopeDevice } WDF_SCOPE;
 typedef struct {
     EVT_WDF_OBJECT_CONTEXT_CLEANUP *EvtCleanupCallback;
     EVT_WDF_OBJECT_CONTEXT_DESTROY *EvtDestroyCallback;
     WDF_EXECUTION_LEVEL ExecutionLevel;
+    WDF_SCOPE SynchronizationScope;
     WDFOBJECT ParentObject;
     const WDF_CONTEXT_TYPE *ContextTypeInfo;
 } WDF_OBJECT_ATTRIBUTES, *PWDF_OBJECT_ATTRIBUTES;
 #define WDF_OBJECT_ATTRIBUTES_INIT(it) memset(it, 0, sizeof(WDF_OBJECT_ATTRIBUTES))
+#define WDF_OBJECT_ATTRIBUTES_SET_CONTEXT_TYPE(it, type) ((it)->ContextTypeInfo = &type##_context)
 #define WDF_OBJECT_ATTRIBUTES_INIT_CONTEXT_TYPE(it, type)                                          \
-    (WDF_OBJECT_ATTRIBUTES_INIT(it), (it)->ContextTypeInfo = &type##_context)
+    (WDF_OBJECT_ATTRIBUTES_INIT(it), WDF_OBJECT_ATTRIBUTES_SET_CONTEXT_TYPE(it, type))
 /* Each source has its own copy of the type: contexts are found by the name. */
 #define WDF_DECLARE_CONTEXT_TYPE_WITH_NAME(type, accessor)                                         \
     static const WDF_CONTEXT_TYPE type##_context = {#type, sizeof(type)};                          \
@@ -151,7 +154,7 @@ typedef struct {
     (*(it) = (WDF_INTERRUPT_CONFIG){.EvtInterruptIsr = (isr), .EvtInterruptDpc = (dpc)})
 typedef struct {
     BOOLEAN MessageSignaled;
-    ULONG MessageNumber;
+    ULONG MessageNumber, Vector; /* the vector is 0 if the interrupt has none */
 } WDF_INTERRUPT_INFO, *PWDF_INTERRUPT_INFO;
 #define WDF_INTERRUPT_INFO_INIT(it) memset(it, 0, sizeof(WDF_INTERRUPT_INFO))
 NTSTATUS WdfInterruptCreate(WDFDEVICE, PWDF_INTERRUPT_CONFIG, PWDF_OBJECT_ATTRIBUTES,
@@ -164,6 +167,8 @@ BOOLEAN WdfInterruptQueueDpcForIsr(WDFINTERRUPT);
 
 typedef VOID EVT_WDF_IO_QUEUE_IO_READ(WDFQUEUE, WDFREQUEST, size_t);
 typedef EVT_WDF_IO_QUEUE_IO_READ EVT_WDF_IO_QUEUE_IO_WRITE;
+typedef VOID EVT_WDF_IO_QUEUE_IO_DEVICE_CONTROL(WDFQUEUE, WDFREQUEST, size_t output, size_t input,
+                                                ULONG code);
 typedef VOID EVT_WDF_IO_QUEUE_IO_STOP(WDFQUEUE, WDFREQUEST, ULONG);
 typedef VOID EVT_WDF_REQUEST_CANCEL(WDFREQUEST);
 typedef struct {
@@ -171,6 +176,7 @@ typedef struct {
     BOOLEAN AllowZeroLengthRequests;
     EVT_WDF_IO_QUEUE_IO_READ *EvtIoRead;
     EVT_WDF_IO_QUEUE_IO_WRITE *EvtIoWrite;
+    EVT_WDF_IO_QUEUE_IO_DEVICE_CONTROL *EvtIoDeviceControl;
     EVT_WDF_IO_QUEUE_IO_STOP *EvtIoStop;
 } WDF_IO_QUEUE_CONFIG, *PWDF_IO_QUEUE_CONFIG;
 #define WDF_IO_QUEUE_CONFIG_INIT(it, type) (*(it) = (WDF_IO_QUEUE_CONFIG){.DispatchType = (type)})
@@ -178,6 +184,9 @@ NTSTATUS WdfIoQueueCreate(WDFDEVICE, PWDF_IO_QUEUE_CONFIG, PWDF_OBJECT_ATTRIBUTE
 WDFDEVICE WdfIoQueueGetDevice(WDFQUEUE);
 NTSTATUS WdfDeviceConfigureRequestDispatching(WDFDEVICE, WDFQUEUE, WDF_REQUEST_TYPE);
 NTSTATUS WdfRequestRetrieveOutputBuffer(WDFREQUEST, size_t, PVOID *, size_t *);
+NTSTATUS WdfRequestRetrieveInputBuffer(WDFREQUEST, size_t, PVOID *, size_t *);
+VOID WdfRequestSetInformation(WDFREQUEST, ULONG_PTR);
+ULONG_PTR WdfRequestGetInformation(WDFREQUEST);
 NTSTATUS WdfRequestMarkCancelableEx(WDFREQUEST, EVT_WDF_REQUEST_CANCEL *);
 NTSTATUS WdfRequestUnmarkCancelable(WDFREQUEST);
 VOID WdfRequestStopAcknowledge(WDFREQUEST, BOOLEAN);
@@ -229,4 +238,6 @@ NTSTATUS WdfDmaTransactionInitializeUsingOffset(WDFDMATRANSACTION, EVT_WDF_PROGR
                                                 WDF_DMA_DIRECTION, PMDL, ULONG_PTR, size_t);
 NTSTATUS WdfDmaTransactionExecute(WDFDMATRANSACTION, PVOID);
 BOOLEAN WdfDmaTransactionDmaCompletedFinal(WDFDMATRANSACTION, size_t, NTSTATUS *);
+
+#include "wdf_bus.h"
 #endif

@@ -4,9 +4,6 @@
 
 #pragma GCC diagnostic ignored "-Wattributes"
 
-struct Init {
-    WDF_PNPPOWER_EVENT_CALLBACKS events;
-};
 typedef struct {
     Object object;
     WDF_DRIVER_CONFIG config;
@@ -27,6 +24,11 @@ NTSTATUS WdfDriverCreate(PDRIVER_OBJECT, PUNICODE_STRING, PWDF_OBJECT_ATTRIBUTES
     return STATUS_SUCCESS;
 }
 
+void *driver_object(void)
+{
+    return driver;
+}
+
 VOID WdfDeviceInitSetPnpPowerEventCallbacks(PWDFDEVICE_INIT init,
                                             PWDF_PNPPOWER_EVENT_CALLBACKS events)
 {
@@ -40,12 +42,22 @@ VOID WdfDeviceInitSetIoType(PWDFDEVICE_INIT, WDF_DEVICE_IO_TYPE)
 NTSTATUS WdfDeviceCreate(PWDFDEVICE_INIT *init, PWDF_OBJECT_ATTRIBUTES attributes,
                          WDFDEVICE *handle)
 {
-    running = object_new(DEVICE, sizeof *running, driver, attributes);
-    running->pci = found_at;
-    running->events = (*init)->events;
+    void *parent = (*init)->is_child ? (void *)running : driver;
+    Device *device = object_new(DEVICE, sizeof *device, parent, attributes);
+    device->pci = found_at;
+    device->events = (*init)->events;
+    device->child_config = (*init)->child_config;
+    device->file_config = (*init)->file_config;
+    if (!(*init)->is_child)
+        running = device;
     *init = NULL;
-    *handle = (WDFDEVICE)running;
+    *handle = (WDFDEVICE)device;
     return STATUS_SUCCESS;
+}
+
+WDFDRIVER WdfDeviceGetDriver(WDFDEVICE)
+{
+    return (WDFDRIVER)driver;
 }
 
 NTSTATUS WdfDeviceCreateDeviceInterface(WDFDEVICE, const GUID *, PCUNICODE_STRING)
@@ -147,8 +159,13 @@ WDFDEVICE WdfInterruptGetDevice(WDFINTERRUPT handle)
 
 VOID WdfInterruptGetInfo(WDFINTERRUPT handle, PWDF_INTERRUPT_INFO info)
 {
-    info->MessageSignaled = running->interrupts.messages != 0;
-    info->MessageNumber = ((Interrupt *)object_of(handle, INTERRUPT))->number;
+    u32 number = ((Interrupt *)object_of(handle, INTERRUPT))->number;
+    Interrupts *it = &running->interrupts;
+    memset(info, 0, sizeof *info);
+    if (number < it->messages)
+        *info = (WDF_INTERRUPT_INFO){1, number, it->first_vector + number};
+    else if (!it->messages && !number)
+        info->Vector = INTX_VECTOR;
 }
 
 BOOLEAN WdfInterruptQueueDpcForIsr(WDFINTERRUPT handle)
@@ -167,6 +184,22 @@ static BOOLEAN service(Interrupt *interrupt)
     BOOLEAN claimed = interrupt->config.EvtInterruptIsr((WDFINTERRUPT)interrupt, interrupt->number);
     irql = before;
     return claimed;
+}
+
+u32 configuration_causes, intx_withdrawn;
+
+/* Called by driver/cause.c. */
+void cause_seen(UCHAR status)
+{
+    enum { CONFIGURATION = 2 };
+    configuration_causes += (status & CONFIGURATION) != 0;
+}
+
+/* With INTx. The first call takes what has just come. */
+int handler_claims_nothing(void)
+{
+    service(running->handlers[0]);
+    return service(running->handlers[0]);
 }
 
 static int poll_messages(void)
@@ -202,11 +235,35 @@ static int poll_intx(void)
     return any;
 }
 
+/* Ends interrupts that came before the device was switched off: after it is on again, its driver
+ * would find no cause. */
+static void forget_intx(void)
+{
+    allow_interrupts();
+    for (u32 pin = 0; pin < INTX_PINS; pin++) {
+        if (!interrupt_counts[INTX_VECTOR + pin])
+            continue;
+        interrupt_counts[INTX_VECTOR + pin] = 0;
+        intx_withdrawn++;
+        if (is_in_service(INTX_VECTOR + pin))
+            end_of_interrupt_intx();
+    }
+}
+
 int poll_interrupts(void)
 {
     if (!running || !running->handler_count || !running->handlers[0]->connected)
         return 0;
     return running->interrupts.messages ? poll_messages() : poll_intx();
+}
+
+/* vioserial copies a field of a new port from its stack, which it has not set. On Windows that is
+ * mostly zero; here it would be the pointer of an earlier run. */
+static __attribute__((noinline)) void clear_stack(void)
+{
+    volatile u8 below[16384];
+    for (u32 i = 0; i < sizeof below; i++)
+        below[i] = 0;
 }
 
 int poll_dpcs(void)
@@ -218,6 +275,7 @@ int poll_dpcs(void)
             continue;
         interrupt->dpc_queued = 0;
         any = 1;
+        clear_stack();
         irql = DISPATCH_LEVEL;
         interrupt->config.EvtInterruptDpc((WDFINTERRUPT)interrupt, running);
         irql = PASSIVE_LEVEL;
@@ -253,16 +311,20 @@ static const char *power_up(WDF_POWER_DEVICE_STATE before)
     if (events->EvtDeviceD0EntryPostInterruptsEnabled &&
         !NT_SUCCESS(events->EvtDeviceD0EntryPostInterruptsEnabled(device, before)))
         return "EvtDeviceD0EntryPostInterruptsEnabled";
-    queues_start();
-    return NULL;
+    queues_start(running);
+    return children_up();
 }
 
 static const char *power_down(WDF_POWER_DEVICE_STATE target)
 {
     WDFDEVICE device = (WDFDEVICE)running;
     WDF_PNPPOWER_EVENT_CALLBACKS *events = &running->events;
-    if (!queues_stop(target == WdfPowerDeviceD3 ? WdfRequestStopActionSuspend
-                                                : WdfRequestStopActionPurge))
+    u32 action =
+        target == WdfPowerDeviceD3 ? WdfRequestStopActionSuspend : WdfRequestStopActionPurge;
+    const char *failed = children_down(target, action);
+    if (failed)
+        return failed;
+    if (!queues_stop(running, action))
         return "EvtIoStop";
     if (events->EvtDeviceD0ExitPreInterruptsDisabled)
         events->EvtDeviceD0ExitPreInterruptsDisabled(device, target);
@@ -277,6 +339,7 @@ const char *device_sleep(void)
 {
     const char *failed = power_down(WdfPowerDeviceD3);
     messages_stop(&running->interrupts);
+    forget_intx();
     return failed;
 }
 
@@ -311,12 +374,13 @@ const char *device_remove(int surprise)
     if (surprise && running->events.EvtDeviceSurpriseRemoval)
         running->events.EvtDeviceSurpriseRemoval((WDFDEVICE)running);
     const char *failed = power_down(WdfPowerDeviceD3Final);
-    queues_purge();
+    children_remove();
+    queues_purge(running);
     running->events.EvtDeviceReleaseHardware((WDFDEVICE)running, NULL);
     messages_stop(&running->interrupts);
-    running = NULL;
-    work_items_forget();
+    forget_intx();
     WdfObjectDelete(driver);
+    running = NULL;
     driver = NULL;
     return failed;
 }

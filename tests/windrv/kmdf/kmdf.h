@@ -1,7 +1,7 @@
 /* The part of KMDF and of the kernel below it that the drivers and the checks use. */
 #ifndef WINDRV_KMDF_H
 #define WINDRV_KMDF_H
-#include "../source/machine.h"
+#include "../source/used.h"
 #include <wdf.h>
 
 /* object.c: objects, contexts, locks, collections. */
@@ -19,6 +19,10 @@ typedef enum {
     COMMON_BUFFER,
     TRANSACTION,
     WORK_ITEM,
+    OPEN_FILE,
+    LOOKASIDE,
+    MEMORY,
+    WAIT_LOCK,
 } Kind;
 typedef struct Context {
     const WDF_CONTEXT_TYPE *type;
@@ -37,6 +41,9 @@ typedef struct Object {
 void *object_new(Kind, size_t size, void *parent, PWDF_OBJECT_ATTRIBUTES);
 /* The object of a handle; a handle of another kind, or of a deleted object, ends the machine. */
 void *object_of(PVOID handle, Kind);
+
+/* device.c: the driver, which is the parent of what has no other. */
+void *driver_object(void);
 
 /* pool.c: the pool and the pages of MDLs. */
 
@@ -75,8 +82,13 @@ void level_at_most(KIRQL, const char *what);
 int run_everything(void);
 /* Runs everything until `done` says so; 0 at the time limit. */
 int wait_until(int (*done)(void *), void *argument, u64 microseconds);
-typedef struct WorkItem WorkItem;
-void work_items_forget(void);
+/* Starts a thread, which runs while the main thread waits; the work items have one each. */
+void thread_start(void (*routine)(void *), void *context);
+/* Waits a moment: lets everything run, or goes back to the main thread. */
+void pause_here(void);
+void work_item_forget(Object *);
+/* Waits until no work item is queued or runs. */
+void work_items_finish(void);
 
 /* device.c: starts and stops a device as Windows does. */
 
@@ -108,7 +120,12 @@ typedef struct Device {
     CM_PARTIAL_RESOURCE_DESCRIPTOR resources[MAX_RESOURCES];
     u32 resource_count;
     WDF_PNPPOWER_EVENT_CALLBACKS events;
-    Queue *queues, *readers, *writers;
+    Queue *readers, *writers, *controls;
+    /* Of a bus: its children. Of a child: its files and its symbolic link. */
+    WDF_CHILD_LIST_CONFIG child_config;
+    struct Child *children;
+    WDF_FILEOBJECT_CONFIG file_config;
+    char link[128];
 } Device;
 typedef NTSTATUS DriverStart(PDRIVER_OBJECT, PUNICODE_STRING);
 /* The device that runs; NULL without one. */
@@ -121,8 +138,39 @@ const char *device_sleep(void);
 const char *device_wake(void);
 /* Removal: orderly, or after the device has vanished. */
 const char *device_remove(int surprise);
+/* Interrupts of the configuration, as the ISR byte named them. */
+extern u32 configuration_causes;
+/* INTx interrupts that the device withdrew, because it was switched off. */
+extern u32 intx_withdrawn;
 int poll_interrupts(void);
+/* Calls the handler of an interrupt that did not come; whether it claims it. */
+int handler_claims_nothing(void);
 int poll_dpcs(void);
+/* What DeviceAdd and CreatePdo say of a new device. */
+struct Init {
+    WDF_PNPPOWER_EVENT_CALLBACKS events;
+    WDF_CHILD_LIST_CONFIG child_config;
+    WDF_FILEOBJECT_CONFIG file_config;
+    int is_child;
+};
+
+/* children.c: the children of a bus, and files. */
+
+/* Creates and starts described children; whether there were any. */
+int children_poll(void);
+/* Powers the children of the running device up or down; NULL, or the step that failed. */
+const char *children_up(void);
+const char *children_down(WDF_POWER_DEVICE_STATE, u32 action);
+void children_remove(void);
+/* The child with this number, which is started; NULL without one. */
+Device *child(u32 number);
+/* Notifications of a child to programs. */
+extern u32 notifications;
+typedef struct File File;
+/* Opens a device as a program does; NULL with the driver's status if it refuses. */
+File *file_open(Device *, NTSTATUS *);
+void file_close(File *);
+
 /* ndis/interrupts.c */
 int ndis_poll(void);
 
@@ -133,7 +181,8 @@ struct Request {
     Queue *queue;
     Request *next;
     enum { FREE, WAITING, OWNED, STOPPING, DONE } state;
-    int write;
+    enum { READ, WRITE, CONTROL } kind;
+    ULONG code; /* of CONTROL */
     u8 *buffer;
     size_t length;
     EVT_WDF_REQUEST_CANCEL *cancel;
@@ -145,17 +194,18 @@ struct Request {
 };
 Request *kmdf_request(void);
 void kmdf_requests_free(void);
-/* Sends a request to the running device. */
-void kmdf_read(Request *, u8 *buffer, size_t length);
-void kmdf_write(Request *, u8 *buffer, size_t length);
+/* Sends a request to a device. */
+void kmdf_read(Device *, Request *, u8 *buffer, size_t length);
+void kmdf_write(Device *, Request *, u8 *buffer, size_t length);
+void kmdf_control(Device *, Request *, ULONG code, u8 *buffer, size_t length);
 void kmdf_cancel(Request *);
 /* Gives waiting requests to the driver. */
 int queues_present(void);
-/* Calls EvtIoStop of all requests that the driver has; 0 if it keeps one. */
-int queues_stop(u32 action);
-void queues_start(void);
-/* Ends all requests that the driver does not have. */
-void queues_purge(void);
+/* Calls EvtIoStop of all requests that the device's driver has; 0 if it keeps one. */
+int queues_stop(Device *, u32 action);
+void queues_start(Device *);
+/* Ends all requests that the device's driver does not have. */
+void queues_purge(Device *);
 
 /* Mistakes of the driver, or of the shim. */
 extern struct Mistakes {
@@ -166,13 +216,8 @@ extern struct Mistakes {
 void kmdf_check_rng(void);
 void kmdf_check_balloon(void);
 void kmdf_removed_balloon(void);
-
-/* source/used.c */
-u32 used_pending(void);
-void used_forget(void);
-/* The number of used elements with a wrong length since the last call. */
-u32 used_wrong_lengths(void);
-void used_may_be_shorter(int);
+void kmdf_prepare_serial(void);
+void kmdf_check_serial(void);
 
 /* source/main.c */
 void check(int good, const char *name, const char *format, ...);

@@ -91,6 +91,8 @@ VOID WdfObjectDelete(WDFOBJECT handle)
     if (object->destroy)
         object->destroy(object);
     unlink_child(object);
+    if (object->kind == WORK_ITEM)
+        work_item_forget(object);
     if (object->kind == COMMON_BUFFER)
         pool_free(WdfCommonBufferGetAlignedVirtualAddress((WDFCOMMONBUFFER)object));
     while (object->contexts) {
@@ -153,6 +155,67 @@ VOID WdfSpinLockRelease(WDFSPINLOCK handle)
     Lock *lock = object_of(handle, LOCK);
     release(&lock->object);
     irql = lock->before;
+}
+
+/* A thread that waits for this lock lets the others run. */
+NTSTATUS WdfWaitLockCreate(PWDF_OBJECT_ATTRIBUTES attributes, WDFWAITLOCK *handle)
+{
+    *handle = object_new(WAIT_LOCK, sizeof(Object), NULL, attributes);
+    return STATUS_SUCCESS;
+}
+
+NTSTATUS WdfWaitLockAcquire(WDFWAITLOCK handle, PLONGLONG)
+{
+    Object *lock = object_of(handle, WAIT_LOCK);
+    level_at_most(PASSIVE_LEVEL, "WdfWaitLockAcquire");
+    while (lock->locked)
+        pause_here();
+    lock->locked = 1;
+    return STATUS_SUCCESS;
+}
+
+VOID WdfWaitLockRelease(WDFWAITLOCK handle)
+{
+    release(object_of(handle, WAIT_LOCK));
+}
+
+/* Lookaside lists, which keep nothing. Their memory belongs to the driver. */
+
+typedef struct {
+    Object object;
+    size_t size;
+} Lookaside;
+typedef struct {
+    Object object;
+    size_t size;
+    u64 bytes[];
+} Memory;
+
+NTSTATUS WdfLookasideListCreate(PWDF_OBJECT_ATTRIBUTES attributes, size_t size, POOL_TYPE,
+                                PWDF_OBJECT_ATTRIBUTES, ULONG, WDFLOOKASIDE *handle)
+{
+    Lookaside *list = object_new(LOOKASIDE, sizeof *list, driver_object(), attributes);
+    list->size = size;
+    *handle = (WDFLOOKASIDE)list;
+    return STATUS_SUCCESS;
+}
+
+NTSTATUS WdfMemoryCreateFromLookaside(WDFLOOKASIDE handle, WDFMEMORY *memory)
+{
+    Lookaside *list = object_of(handle, LOOKASIDE);
+    level_at_most(DISPATCH_LEVEL, "WdfMemoryCreateFromLookaside");
+    Memory *it = object_new(MEMORY, sizeof *it + list->size, list, NULL);
+    it->size = list->size;
+    *memory = (WDFMEMORY)it;
+    return STATUS_SUCCESS;
+}
+
+PVOID WdfMemoryGetBuffer(WDFMEMORY handle, size_t *size)
+{
+    Memory *it = object_of(handle, MEMORY);
+    if (size)
+        *size = it->size;
+    return it->bytes;
 }
 
 /* Collections. */

@@ -1,14 +1,17 @@
 /* Queues and requests. A request is one of: waiting in its queue, owned by the driver, done. */
 #include "kmdf.h"
 
+/* The queues of all devices. */
+static Queue *every_queue;
+
 NTSTATUS WdfIoQueueCreate(WDFDEVICE device, PWDF_IO_QUEUE_CONFIG config,
                           PWDF_OBJECT_ATTRIBUTES attributes, WDFQUEUE *handle)
 {
     Queue *queue = object_new(QUEUE, sizeof *queue, device, attributes);
     queue->device = object_of(device, DEVICE);
     queue->config = *config;
-    queue->next = queue->device->queues;
-    queue->device->queues = queue;
+    queue->next = every_queue;
+    every_queue = queue;
     *handle = (WDFQUEUE)queue;
     return STATUS_SUCCESS;
 }
@@ -22,7 +25,12 @@ NTSTATUS WdfDeviceConfigureRequestDispatching(WDFDEVICE handle, WDFQUEUE queue,
                                               WDF_REQUEST_TYPE type)
 {
     Device *device = object_of(handle, DEVICE);
-    *(type == WdfRequestTypeRead ? &device->readers : &device->writers) = object_of(queue, QUEUE);
+    Queue **place = &device->writers;
+    if (type == WdfRequestTypeRead)
+        place = &device->readers;
+    else if (type == WdfRequestTypeDeviceControl)
+        place = &device->controls;
+    *place = object_of(queue, QUEUE);
     return STATUS_SUCCESS;
 }
 
@@ -61,22 +69,31 @@ static void append(Queue *queue, Request *request)
 
 static void send(Queue *queue, Request *request, u8 *buffer, size_t length)
 {
-    Object object = request->object;
-    *request = (Request){.object = object, .buffer = buffer, .length = length};
+    Request fresh = {.object = request->object, .kind = request->kind, .code = request->code};
+    *request = fresh;
+    request->buffer = buffer;
+    request->length = length;
     append(queue, request);
-}
-
-void kmdf_read(Request *request, u8 *buffer, size_t length)
-{
-    send(running->readers, request, buffer, length);
     queues_present();
 }
 
-void kmdf_write(Request *request, u8 *buffer, size_t length)
+void kmdf_read(Device *device, Request *request, u8 *buffer, size_t length)
 {
-    send(running->writers, request, buffer, length);
-    request->write = 1;
-    queues_present();
+    request->kind = READ;
+    send(device->readers, request, buffer, length);
+}
+
+void kmdf_write(Device *device, Request *request, u8 *buffer, size_t length)
+{
+    request->kind = WRITE;
+    send(device->writers, request, buffer, length);
+}
+
+void kmdf_control(Device *device, Request *request, ULONG code, u8 *buffer, size_t length)
+{
+    request->kind = CONTROL;
+    request->code = code;
+    send(device->controls, request, buffer, length);
 }
 
 static Request *take_first(Queue *queue)
@@ -97,6 +114,18 @@ static void done(Request *request, NTSTATUS status, u64 information)
     request->information = information;
 }
 
+static void call(Queue *queue, Request *request)
+{
+    WDFREQUEST handle = (WDFREQUEST)request;
+    if (request->kind == CONTROL)
+        queue->config.EvtIoDeviceControl((WDFQUEUE)queue, handle, request->length, 0,
+                                         request->code);
+    else if (request->kind == WRITE)
+        queue->config.EvtIoWrite((WDFQUEUE)queue, handle, request->length);
+    else
+        queue->config.EvtIoRead((WDFQUEUE)queue, handle, request->length);
+}
+
 static int present(Queue *queue)
 {
     int any = 0;
@@ -111,10 +140,7 @@ static int present(Queue *queue)
         request->state = OWNED;
         request->cancelled = 0;
         queue->owned++;
-        if (request->write)
-            queue->config.EvtIoWrite((WDFQUEUE)queue, (WDFREQUEST)request, request->length);
-        else
-            queue->config.EvtIoRead((WDFQUEUE)queue, (WDFREQUEST)request, request->length);
+        call(queue, request);
     }
     return any;
 }
@@ -122,26 +148,27 @@ static int present(Queue *queue)
 int queues_present(void)
 {
     int any = 0;
-    if (irql == PASSIVE_LEVEL)
-        for (Queue *queue = running ? running->queues : NULL; queue; queue = queue->next)
-            any |= present(queue);
+    if (irql != PASSIVE_LEVEL)
+        return 0;
+    for (Queue *queue = every_queue; queue; queue = queue->next)
+        any |= present(queue);
     return any;
 }
 
-void queues_start(void)
+void queues_start(Device *device)
 {
-    for (Queue *queue = running->queues; queue; queue = queue->next)
-        queue->powered = 1;
+    for (Queue *queue = every_queue; queue; queue = queue->next)
+        queue->powered |= queue->device == device;
 }
 
-int queues_stop(u32 action)
+int queues_stop(Device *device, u32 action)
 {
     int stopped = 1;
-    for (Queue *queue = running->queues; queue; queue = queue->next)
-        queue->powered = 0;
+    for (Queue *queue = every_queue; queue; queue = queue->next)
+        queue->powered &= queue->device != device;
     for (u32 i = 0; i < count; i++) {
         Request *request = all[i];
-        if (request->state != OWNED)
+        if (request->state != OWNED || request->queue->device != device)
             continue;
         u32 flags = request->cancel ? WdfRequestStopRequestCancelable : 0;
         Queue *queue = request->queue;
@@ -152,11 +179,18 @@ int queues_stop(u32 action)
     return stopped;
 }
 
-void queues_purge(void)
+/* The requests end, and the queues are forgotten. */
+void queues_purge(Device *device)
 {
-    for (Queue *queue = running->queues; queue; queue = queue->next)
-        while (queue->first)
-            done(take_first(queue), STATUS_CANCELLED, 0);
+    for (Queue **at = &every_queue; *at;) {
+        if ((*at)->device != device) {
+            at = &(*at)->next;
+            continue;
+        }
+        while ((*at)->first)
+            done(take_first(*at), STATUS_CANCELLED, 0);
+        *at = (*at)->next;
+    }
 }
 
 /* What the driver does with a request that it has. */
@@ -181,6 +215,22 @@ NTSTATUS WdfRequestRetrieveOutputBuffer(WDFREQUEST handle, size_t least, PVOID *
     if (length)
         *length = request->length;
     return STATUS_SUCCESS;
+}
+
+NTSTATUS WdfRequestRetrieveInputBuffer(WDFREQUEST handle, size_t least, PVOID *buffer,
+                                       size_t *length)
+{
+    return WdfRequestRetrieveOutputBuffer(handle, least, buffer, length);
+}
+
+VOID WdfRequestSetInformation(WDFREQUEST handle, ULONG_PTR information)
+{
+    owned(handle)->information = information;
+}
+
+ULONG_PTR WdfRequestGetInformation(WDFREQUEST handle)
+{
+    return owned(handle)->information;
 }
 
 NTSTATUS WdfRequestMarkCancelableEx(WDFREQUEST handle, EVT_WDF_REQUEST_CANCEL *cancel)
@@ -225,7 +275,9 @@ VOID WdfRequestCompleteWithInformation(WDFREQUEST handle, NTSTATUS status, ULONG
 {
     Request *request = owned(handle);
     level_at_most(DISPATCH_LEVEL, "WdfRequestComplete");
-    request->queue->owned--;
+    /* The request of a file that opens is in no queue. */
+    if (request->queue)
+        request->queue->owned--;
     done(request, status, information);
 }
 

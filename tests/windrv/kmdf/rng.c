@@ -37,7 +37,7 @@ static void many(const char *name)
     u64 bytes = 0, zeros = 0;
     for (u32 i = 0; i < COUNT; i++) {
         prepare(i, i < 40 ? i + 1 : 1 + random_number() % LARGEST);
-        kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+        kmdf_read(running, requests[i], buffers[i] + MARGIN, lengths[i]);
     }
     int good = wait_until(all_done, NULL, LIMIT);
     for (u32 i = 0; i < COUNT && good; i++) {
@@ -65,7 +65,7 @@ static void cancel(void)
     u32 cancelled = 0, done = 0, other = 0;
     for (u32 i = 0; i < COUNT; i++) {
         prepare(i, 4096);
-        kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+        kmdf_read(running, requests[i], buffers[i] + MARGIN, lengths[i]);
     }
     for (u32 i = 0; i < COUNT; i += 1 + random_number() % 3) {
         kmdf_cancel(requests[i]);
@@ -91,7 +91,7 @@ static void power(void)
     for (; cycles < 20 && !failed; cycles++) {
         for (u32 i = 0; i < COUNT; i++) {
             prepare(i, 1 + random_number() % 4096);
-            kmdf_read(requests[i], buffers[i] + MARGIN, lengths[i]);
+            kmdf_read(running, requests[i], buffers[i] + MARGIN, lengths[i]);
         }
         /* Some answers have come, some are on their way, some not asked for. */
         for (u32 i = random_number() % 20; i; i--)
@@ -107,6 +107,44 @@ static void power(void)
     check(!failed && !bad, "power", "%s cycles=%u bad=%u", failed ? failed : "awake", cycles, bad);
 }
 
+static int never(void *)
+{
+    return 0;
+}
+
+/* A message that is masked comes when it is no longer masked. */
+static void masked(void)
+{
+    Interrupts *it = &running->interrupts;
+    if (!it->messages)
+        return;
+    message_mask(it, 0, 1);
+    u32 before = it->fired[0];
+    prepare(0, 100);
+    kmdf_read(running, requests[0], buffers[0] + MARGIN, 100);
+    wait_until(never, NULL, 100000);
+    u32 early = it->fired[0] - before;
+    int waits = requests[0]->state != DONE;
+    message_mask(it, 0, 0);
+    int good = wait_until(all_done, NULL, LIMIT);
+    check(!early && waits && good, "masked", "early=%u waits=%u done=%u", early, waits, good);
+}
+
+/* The indices of the ring have 16 bits. */
+static void wrap(void)
+{
+    enum { ROUNDS = 66000 / COUNT };
+    u32 round = 0, bad = 0;
+    for (int good = 1; round < ROUNDS && good; round++) {
+        for (u32 i = 0; i < COUNT; i++)
+            kmdf_read(running, requests[i], buffers[i], 1);
+        good = wait_until(all_done, NULL, LIMIT / 4);
+        for (u32 i = 0; i < COUNT; i++)
+            bad += !good || requests[i]->status != STATUS_SUCCESS || requests[i]->information != 1;
+    }
+    check(!bad, "wrap", "rounds=%u bad=%u", round, bad);
+}
+
 void kmdf_check_rng(void)
 {
     for (u32 i = 0; i < COUNT; i++) {
@@ -118,7 +156,9 @@ void kmdf_check_rng(void)
     cancel();
     power();
     many("read.again");
+    masked();
+    wrap();
     /* The removal that follows finds requests under way. */
     for (u32 i = 0; i < COUNT; i++)
-        kmdf_read(requests[i], buffers[i] + MARGIN, 4096);
+        kmdf_read(running, requests[i], buffers[i] + MARGIN, 4096);
 }

@@ -5,7 +5,7 @@
 #pragma GCC diagnostic ignored "-Wattributes"
 
 KIRQL irql;
-enum { MAX_THREADS = 8, STACK = 128 << 10, MAX_WAIT_SECONDS = 60, SHOWN = 10 };
+enum { MAX_THREADS = 16, STACK = 128 << 10, MAX_WAIT_SECONDS = 60, SHOWN = 10 };
 
 void level_at_most(KIRQL highest, const char *what)
 {
@@ -88,8 +88,7 @@ static Thread *free_thread(void)
     return thread;
 }
 
-NTSTATUS PsCreateSystemThread(PHANDLE handle, ULONG, POBJECT_ATTRIBUTES, HANDLE, PCLIENT_ID,
-                              PKSTART_ROUTINE routine, PVOID context)
+static Thread *thread_new(PKSTART_ROUTINE routine, PVOID context)
 {
     static u64 stacks[MAX_THREADS];
     Thread *thread = free_thread();
@@ -105,8 +104,20 @@ NTSTATUS PsCreateSystemThread(PHANDLE handle, ULONG, POBJECT_ATTRIBUTES, HANDLE,
     top[0] = 0;
     *--top = (u64)thread_main;
     thread->stack_pointer = (u64)(top - 8);
-    *handle = (HANDLE)thread;
+    waits_over++;
+    return thread;
+}
+
+NTSTATUS PsCreateSystemThread(PHANDLE handle, ULONG, POBJECT_ATTRIBUTES, HANDLE, PCLIENT_ID,
+                              PKSTART_ROUTINE routine, PVOID context)
+{
+    *handle = (HANDLE)thread_new(routine, context);
     return STATUS_SUCCESS;
+}
+
+void thread_start(void (*routine)(void *), void *context)
+{
+    thread_new((PKSTART_ROUTINE)routine, context);
 }
 
 static int run_threads(void)
@@ -140,7 +151,7 @@ static int take(DISPATCHER_HEADER *header)
     return 1;
 }
 
-static void pause_here(void)
+void pause_here(void)
 {
     if (current)
         to_main();
@@ -202,20 +213,21 @@ int wait_until(int (*done)(void *), void *argument, u64 limit)
     return 1;
 }
 
-/* Work items. */
+/* Work items. Each runs in a thread, because it may wait for a lock; it may delete itself. */
 
-struct WorkItem {
+typedef struct WorkItem {
     Object object;
     EVT_WDF_WORKITEM *run;
     int queued;
-    WorkItem *next;
-};
+    struct WorkItem *next;
+} WorkItem;
 static WorkItem *work_items;
 
 NTSTATUS WdfWorkItemCreate(PWDF_WORKITEM_CONFIG config, PWDF_OBJECT_ATTRIBUTES attributes,
                            WDFWORKITEM *handle)
 {
     WorkItem *item = object_new(WORK_ITEM, sizeof *item, NULL, attributes);
+    level_at_most(DISPATCH_LEVEL, "WdfWorkItemCreate");
     item->run = config->EvtWorkItemFunc;
     item->next = work_items;
     work_items = item;
@@ -223,37 +235,72 @@ NTSTATUS WdfWorkItemCreate(PWDF_WORKITEM_CONFIG config, PWDF_OBJECT_ATTRIBUTES a
     return STATUS_SUCCESS;
 }
 
+void work_item_forget(Object *object)
+{
+    WorkItem **at = &work_items;
+    while (*at && &(*at)->object != object)
+        at = &(*at)->next;
+    if (*at)
+        *at = (*at)->next;
+}
+
 VOID WdfWorkItemEnqueue(WDFWORKITEM handle)
 {
     ((WorkItem *)object_of(handle, WORK_ITEM))->queued = 1;
+}
+
+static void work(void *context)
+{
+    WorkItem *item = context;
+    item->run((WDFWORKITEM)item);
+}
+
+static int runs(const WorkItem *item)
+{
+    for (u32 i = 0; i < thread_count; i++)
+        if (!threads[i].finished && threads[i].routine == (PKSTART_ROUTINE)work &&
+            (!item || threads[i].context == item))
+            return 1;
+    return 0;
 }
 
 static int run_work_items(void)
 {
     int any = 0;
     for (WorkItem *it = work_items; it; it = it->next)
-        if (it->queued) {
+        if (it->queued && !runs(it)) {
             it->queued = 0;
-            it->run((WDFWORKITEM)it);
+            thread_start(work, it);
             any = 1;
         }
     return any;
 }
 
-VOID WdfWorkItemFlush(WDFWORKITEM)
+static int is_queued(void)
 {
+    int any = 0;
+    for (WorkItem *it = work_items; it; it = it->next)
+        any |= it->queued;
+    return any;
+}
+
+void work_items_finish(void)
+{
+    while (is_queued() || runs(NULL))
+        pause_here();
+}
+
+VOID WdfWorkItemFlush(WDFWORKITEM handle)
+{
+    WorkItem *item = object_of(handle, WORK_ITEM);
     level_at_most(PASSIVE_LEVEL, "WdfWorkItemFlush");
-    run_work_items();
+    while (item->queued || runs(item))
+        pause_here();
 }
 
 WDFOBJECT WdfWorkItemGetParentObject(WDFWORKITEM handle)
 {
     return ((WorkItem *)object_of(handle, WORK_ITEM))->object.parent;
-}
-
-void work_items_forget(void)
-{
-    work_items = NULL;
 }
 
 int run_everything(void)
@@ -262,6 +309,7 @@ int run_everything(void)
     any |= poll_dpcs();
     any |= ndis_poll();
     any |= run_work_items();
+    any |= children_poll();
     any |= queues_present();
     any |= run_threads();
     return any;

@@ -61,7 +61,7 @@ static void run(const char *name, NicMode mode)
         return;
     memset(&mistakes, 0, sizeof mistakes);
     used_wrong_lengths();
-    used_may_be_shorter(1);
+    used_may_be_shorter(NETWORK_HEADER);
     u32 blocks = pool_blocks();
     const char *failed = nic_start(where, mode);
     check(!failed && found == 2, "start", "%s slot=%02x table=%u messages=%u queues=%u",

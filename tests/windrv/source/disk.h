@@ -2,6 +2,7 @@
 #ifndef WINDRV_DISK_H
 #define WINDRV_DISK_H
 #include "port.h"
+#include "used.h"
 
 enum { PAGE = 4096, PAGES = 12288, MAX_REQUESTS = 420 };
 /* The part of a disk that the checks write, in bytes. The rest keeps the host's content. */
@@ -79,16 +80,6 @@ void one(Transfer);
 void give_up(const char *name);
 u32 sense_of(const Request *);
 
-/* used.c: lengths of used elements. */
-/* Forgets the chains that are in the rings. */
-void used_forget(void);
-/* Whether the lengths are judged: not with `used=any`. */
-int used_lengths_matter(void);
-/* The number of wrong lengths since the last call. */
-u32 used_wrong_lengths(void);
-/* The number of chains that the device has not returned. */
-u32 used_pending(void);
-
 /* command.c: other commands and functions, one at a time. */
 extern struct Answer {
     int complete; /* exactly once */
@@ -135,6 +126,7 @@ void flood(void);
 void everything(void);
 void final(void);
 void unmap(void);
+void grow(void);
 void resets(void);
 void restart(void);
 

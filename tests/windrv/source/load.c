@@ -9,13 +9,18 @@ static u32 at_most(u32 value, u32 limit)
 /* Checks the host's pattern at both ends of the disk and in between. */
 void original(void)
 {
+    /* An earlier mode may have made the disk longer. */
+    static u64 first[2];
+    if (!first[disk.scsi])
+        first[disk.scsi] = disk.blocks;
+    u64 blocks = first[disk.scsi];
     io_clear();
     for (u32 i = 0; i < 16; i++) {
-        u64 block = i * (disk.blocks / 16) + i * 3;
+        u64 block = i * (blocks / 16) + i * 3;
         one((Transfer){.block = block, .blocks = 8, .shape = i % SHAPES, .max_pieces = 16});
     }
-    one((Transfer){.block = disk.blocks - 8, .blocks = 8});
-    one((Transfer){.block = disk.blocks - 1, .blocks = 1, .shape = SHIFTED, .cdb_length = 16});
+    one((Transfer){.block = blocks - 8, .blocks = 8});
+    one((Transfer){.block = blocks - 1, .blocks = 1, .shape = SHIFTED, .cdb_length = 16});
     io_check("original");
 }
 

@@ -38,6 +38,7 @@ void print(const char *format, ...);
 void print_list(const char *format, va_list list);
 
 /* memory.c: a heap that is released as a whole. */
+void heap_above_4_gib(void);
 void *allocate(u64 length, u64 alignment);
 u64 allocated(void);
 void release_to(u64 mark);
@@ -100,6 +101,8 @@ void messages_find(Interrupts *, PciAddress, const PciBar bars[], u32 count);
 /* Enables up to `wanted` messages. With 0, INTx is on unless the device is polled. */
 void messages_start(Interrupts *, u32 wanted, int polled);
 void messages_stop(Interrupts *);
+/* Masks a message, as Windows does while it moves the message to another processor. */
+void message_mask(Interrupts *, u32 message, int masked);
 
 /* Ports and the time stamp counter; ring 3 may use all of them. */
 static __inline void out8(u16 port, u8 value)

@@ -2,8 +2,8 @@
 #include "machine.h"
 
 /* The heap is above the image, and fits into a machine of 256 MiB. */
-enum { HEAP_START = 16 << 20, HEAP_END = 240 << 20 };
-static u64 heap = HEAP_START;
+enum { HEAP_START = 16 << 20, HEAP_END = 240 << 20, HEAP_LENGTH = HEAP_END - HEAP_START };
+static u64 heap = HEAP_START, heap_end = HEAP_END;
 static u64 random_state;
 
 void *memcpy(void *to, const void *from, size_t length)
@@ -56,14 +56,28 @@ size_t wcslen(const wchar_t *text)
     return length;
 }
 
+/* Rings and data of all drivers are then above 4 GiB. */
+void heap_above_4_gib(void)
+{
+    u64 start, length;
+    for (u32 i = 0; machine_memory(i, &start, &length); i++)
+        if (start >> 32 && length >= HEAP_LENGTH) {
+            heap = (u64)map_memory(start, HEAP_LENGTH);
+            heap_end = heap + HEAP_LENGTH;
+            return;
+        }
+    print("fail memory: there is none above 4 GiB\n");
+    machine_end();
+}
+
 /* Returns zeroed memory from a mark that only moves up; `release_to` moves it back after a run. */
 void *allocate(u64 length, u64 alignment)
 {
     heap = (heap + alignment - 1) & ~(alignment - 1);
     void *start = (void *)heap;
     heap += length;
-    if (heap > HEAP_END) {
-        print("fail memory: the heap ends at %u MiB\n", HEAP_END >> 20);
+    if (heap > heap_end) {
+        print("fail memory: the heap ends at %llu MiB\n", heap_end >> 20);
         machine_end();
     }
     memset(start, 0, length);

@@ -65,6 +65,11 @@ void messages_start(Interrupts *it, u32 wanted, int polled)
     pci_write(it->pci, it->capability, control | MSIX_ENABLE);
 }
 
+void message_mask(Interrupts *it, u32 message, int masked)
+{
+    it->table[TABLE_WORDS * message + TABLE_CONTROL] = masked ? ENTRY_MASKED : 0;
+}
+
 void messages_stop(Interrupts *it)
 {
     if (it->capability) {

@@ -9,6 +9,7 @@ enum { MAX_OFFERED = 4096 };
 static struct Offered {
     void *queue, *opaque;
     u32 writable;
+    u64 address; /* of the first writable piece */
 } offered[MAX_OFFERED];
 static u32 count;
 
@@ -27,22 +28,35 @@ int used_lengths_matter(void)
     return !word || memcmp(word, "any", 3);
 }
 
-/* A network's receive buffers are longer than most packets, so that their used elements may say any
- * length from that of the header on. What the device does not write has length 0, the answer of a
- * command length 1: both are exact. */
-enum { NET_HEADER = 12 };
-static int may_be_shorter;
+/* Receive buffers of networks and ports are longer than most of what comes, so that their used
+ * elements may say any length from `least` on. What the device does not write has length 0, the
+ * answer of a command length 1: both are exact. */
+static u32 least_length;
 
-void used_may_be_shorter(int they_may)
+void used_may_be_shorter(u32 least)
 {
-    may_be_shorter = they_may;
+    least_length = least;
 }
 
 static int is_wrong(u32 length, u32 writable)
 {
-    if (may_be_shorter && writable > NET_HEADER)
-        return length < NET_HEADER || length > writable;
+    if (least_length && writable > least_length)
+        return length < least_length || length > writable;
     return length != writable;
+}
+
+static Watch *watch;
+
+void used_watch(Watch *it)
+{
+    watch = it;
+}
+
+/* Called by driver/ring.c. Physical and virtual addresses are equal. */
+void used_sent(u32 number, u64 address, u32 length)
+{
+    if (watch)
+        watch(number, (const u8 *)address, length);
 }
 
 void used_forget(void)
@@ -73,7 +87,7 @@ u32 used_pending(void)
 }
 
 /* Called by driver/ring.c. After a reset the same chain may be offered again. */
-void used_offered(void *queue, void *opaque, u32 writable)
+void used_offered(void *queue, void *opaque, u32 writable, u64 address)
 {
     struct Offered *chain = find(queue, opaque);
     if (!chain && count == MAX_OFFERED) {
@@ -82,16 +96,18 @@ void used_offered(void *queue, void *opaque, u32 writable)
     }
     if (!chain)
         chain = &offered[count++];
-    *chain = (struct Offered){queue, opaque, writable};
+    *chain = (struct Offered){queue, opaque, writable, address};
 }
 
 /* Called by driver/ring.c. The answers of other commands may be shorter: see `io_clear`. */
-void used_returned(void *queue, void *opaque, u32 length)
+void used_returned(void *queue, void *opaque, u32 length, u32 number)
 {
     struct Offered *chain = find(queue, opaque);
     if (!chain)
         return;
     if (is_wrong(length, chain->writable))
         wrong.used_lengths++;
+    if (watch && chain->writable && length <= chain->writable)
+        watch(number, (const u8 *)chain->address, length);
     *chain = offered[--count];
 }

@@ -94,7 +94,7 @@ fn open<'a>(bench: &'a Bench, features: u64) -> Driver<'a> {
     send_message(&mut driver, DEVICE_READY, 1);
     assert_eq!(receive_message(&mut driver), message(1, DEVICE_ADD, 1));
     send_message(&mut driver, PORT_READY, 1);
-    let named = [&message(1, PORT_NAME, 1), AGENT.as_bytes()].concat();
+    let named = [&message(1, PORT_NAME, 1), AGENT.as_bytes(), &[0]].concat();
     assert_eq!(receive_message(&mut driver), named);
     send_message(&mut driver, PORT_OPEN, 1);
     driver
