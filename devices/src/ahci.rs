@@ -3,8 +3,9 @@
 //!
 //! Each drive has a controller of its own, like every other disk here: its thread, its channel and
 //! its interrupt (MSI, or the line). BAR 5 has the registers, BAR 4 the index-data pair. A vCPU
-//! that writes a register only stores the value. Not supported: port multipliers, power states of
-//! the link, command coalescing, security and host protected areas.
+//! that writes a register only stores the value. Only if it resets the controller or the link, it
+//! waits for the requests in flight. Not supported: port multipliers, power states of the link,
+//! command coalescing, security and host protected areas.
 //!
 //! Threats: the guest writes the command list, its tables and all registers at any time. Commands
 //! are copied once and then checked. Addresses are checked on every access; lists outside of memory
@@ -24,7 +25,7 @@ mod target;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use anyhow::Context;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -71,6 +72,8 @@ struct Shared {
     registers: Mutex<Registers>,
     memory: Memory,
     interrupt: Interrupt,
+    /// Notified when the port's thread has carried out a reset.
+    was_reset: Condvar,
     /// Signaled when the port's thread has work.
     kick: OwnedFd,
     /// Readable when there is work, or the medium has finished a request.
@@ -82,7 +85,8 @@ impl Shared {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for a port")?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let kick = kick.context("an event for a port")?;
-        let shared = Self { registers: Mutex::default(), memory, interrupt, kick, events };
+        let (registers, was_reset) = Default::default();
+        let shared = Self { registers, memory, interrupt, was_reset, kick, events };
         shared.watch(&shared.kick)?;
         Ok(shared)
     }
@@ -121,6 +125,14 @@ impl Shared {
         if self.memory.write(at, &fis.bytes).is_err() {
             registers.halt(HBFS);
         }
+    }
+
+    /// Waits until the port's thread has carried out all resets. After a reset of the link,
+    /// Windows' driver waits only 30 ms for the device, and gives up the memory of all commands
+    /// without a further look at the registers.
+    fn wait_for_resets(&self) {
+        let resets = |it: &mut Registers| it.requests.hba_reset || it.requests.link_reset;
+        drop(self.was_reset.wait_while(self.registers(), resets).expect("no device panicked"));
     }
 
     fn kick(&self) {
@@ -183,6 +195,9 @@ impl Ahci {
     fn set(&self, offset: u64, value: u32) {
         if self.shared.update(|registers| registers.write(offset, value)) {
             self.shared.kick();
+            if self.poller.is_some() {
+                self.shared.wait_for_resets();
+            }
         }
     }
 

@@ -4,8 +4,7 @@ pub mod ahci;
 pub mod driver;
 pub mod e1000e;
 pub mod hostile;
-#[cfg(test)]
-pub(crate) mod image;
+pub mod image;
 pub(crate) mod vhost;
 pub mod xhci;
 

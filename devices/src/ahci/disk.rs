@@ -37,7 +37,7 @@ impl Build for Config {
 
 impl Config {
     /// Creates a controller for an image that is already open.
-    pub(super) fn attach_image(
+    pub fn attach_image(
         self,
         image: Arc<dyn Image>,
         grants: &mut dyn Grants,

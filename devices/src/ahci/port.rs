@@ -133,6 +133,7 @@ impl Port {
                     registers.was_reset();
                 }
             });
+            self.shared.was_reset.notify_all();
         }
         let wants_signature = self.shared.registers().wants_signature();
         if wants_signature {

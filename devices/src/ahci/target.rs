@@ -113,6 +113,9 @@ impl Target {
                 value @ (0 | 1 | 0x08..=0x0c | 0x20..=0x22 | 0x40..=0x46) => *mode = value,
                 _ => return Err(Failure::ABORTED),
             },
+            // SET FEATURES: settings stay after a software reset, as they do in any case. Windows
+            // sends this to every device.
+            0xef if matches!(command.feature(), 0x66 | 0xcc) => {}
             0xe0 | 0xe2 | 0xe6 => *standby = true,
             0xe1 | 0xe3 => *standby = false,
             0xe5 => reply.count = if *standby { 0 } else { 0xff },

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -10,13 +11,13 @@ use host::disk::{Channel, Completion, Fault, Geometry, Image, Operation, Request
 use host::memory::Memory;
 
 /// A disk that records its requests and can delay them.
-pub(crate) struct Double {
+pub struct Double {
     below: Arc<dyn Image>,
     state: Arc<DoubleState>,
 }
 
 impl Double {
-    pub(crate) fn over(below: Arc<dyn Image>) -> (Arc<dyn Image>, Arc<DoubleState>) {
+    pub fn over(below: Arc<dyn Image>) -> (Arc<dyn Image>, Arc<DoubleState>) {
         let state = Arc::new(DoubleState {
             mode: AtomicU8::new(GO),
             seen: Mutex::default(),
@@ -27,25 +28,25 @@ impl Double {
     }
 }
 
-pub(crate) struct DoubleState {
+pub struct DoubleState {
     /// `GO`, `HOLD` (in flight for a long time) or `WAIT` (not started, for lack of space).
     mode: AtomicU8,
-    pub(crate) seen: Mutex<Vec<Operation>>,
+    pub seen: Mutex<Vec<Operation>>,
     event: OwnedFd,
-    pub(crate) fails: AtomicBool,
+    pub fails: AtomicBool,
 }
 
-pub(crate) const GO: u8 = 0;
-pub(crate) const HOLD: u8 = 1;
-pub(crate) const WAIT: u8 = 2;
+pub const GO: u8 = 0;
+pub const HOLD: u8 = 1;
+pub const WAIT: u8 = 2;
 
 impl DoubleState {
-    pub(crate) fn set(&self, mode: u8) {
+    pub fn set(&self, mode: u8) {
         self.mode.store(mode, Ordering::SeqCst);
         rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    pub(crate) fn seen(&self) -> Vec<Operation> {
+    pub fn seen(&self) -> Vec<Operation> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 }
@@ -69,6 +70,23 @@ impl Image for Double {
         self.below.grow(size)
     }
 }
+
+/// Requests in flight are carried out, as with every channel. Those that wait for space are not.
+impl Drop for DoubleChannel {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.state.mode.load(Ordering::SeqCst) == HOLD && !self.pending.is_empty() {
+            if start.elapsed() > PATIENCE {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.submit();
+    }
+}
+
+/// The maximum time that a dropped channel waits for the test.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Channel for DoubleChannel {
     fn push(&mut self, request: Request) {
