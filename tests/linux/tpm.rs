@@ -10,14 +10,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use transom_tests::guest::Guest;
 use transom_tests::lab;
-use transom_tests::linux::{Booted, Linux};
+use transom_tests::linux::Booted;
 use transom_tests::program::said;
 use transom_tests::say;
 use transom_tests::tpm::Swtpm;
 use transom_tests::uefi;
 use vmm::control;
 
-use super::{BOOT, SOON, bzimage};
+use super::{BOOT, SOON, linux};
 
 /// Prints the PCRs, the response to `TPM2_GetRandom` of 16 bytes in hexadecimal, and the firmware's
 /// event log.
@@ -88,7 +88,7 @@ pub(super) fn talks_to_the_tpm(release: &str) -> anyhow::Result<()> {
     let mut tpm = Swtpm::start()?;
     let guest = Guest::transom().cpus("2").firmware(code, vars).tpm(&tpm.path());
     let guest = guest.word("--jail").word("on");
-    let linux = Linux::new(guest, &bzimage(release)?).file("tpm.sh", TPM);
+    let linux = linux(guest, release)?.file("tpm.sh", TPM);
     let mut booted = linux.boot(BOOT)?;
     let first = measured(&mut booted)?;
     clears_the_memory(&mut booted)?;

@@ -90,7 +90,7 @@ impl Linux {
 
     /// The initial RAM disk. The slow part is made once; the test's own files are appended as a
     /// second archive, which Linux reads too.
-    fn initrd(&self) -> anyhow::Result<PathBuf> {
+    pub fn initrd(&self) -> anyhow::Result<PathBuf> {
         let shared = lab::shared()?;
         fs::create_dir_all(&shared).with_context(|| shared.display().to_string())?;
         let first = shared.join(format!("{:016x}.initrd", number_of(&self.modules)));

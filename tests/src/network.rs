@@ -88,14 +88,19 @@ impl Service {
         Ok(Self { child: command.spawn().with_context(|| format!("{command:?}"))?, log })
     }
 
+    /// The program's output so far.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap_or_default()
+    }
+
     /// Waits until the program has made a file. The error has the program's output.
     pub fn wait_for_file(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         while !file.exists() {
-            let said = || fs::read_to_string(self.log.path()).unwrap_or_default();
             let ended = self.child.try_wait()?;
-            ensure!(ended.is_none(), "{ended:?} before {} appeared: {}", file.display(), said());
-            ensure!(start.elapsed() < within, "{} does not appear: {}", file.display(), said());
+            let (name, said) = (file.display(), self.said());
+            ensure!(ended.is_none(), "{ended:?} before {name} appeared: {said}");
+            ensure!(start.elapsed() < within, "{name} does not appear: {said}");
             sleep(Duration::from_millis(20));
         }
         Ok(())
@@ -212,6 +217,49 @@ pub fn while_reflecting(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Re
     })
 }
 
+/// Sends data to the guest over each route and back, over all of them and in both directions at the
+/// same time, and checks it. Returns how long each route took.
+pub fn exchange(
+    routes: &[Route],
+    booted: &mut Booted,
+    data: &[u8],
+) -> anyhow::Result<Vec<Duration>> {
+    let bind = |route: &Route| TcpListener::bind((route.host, 0)).context("a server");
+    let listeners = routes.iter().map(bind).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut command = String::new();
+    for (route, listener) in routes.iter().zip(&listeners) {
+        let port = listener.local_addr()?.port();
+        let Route { host, within, .. } = route;
+        let within = within.as_secs();
+        command += &format!("timeout {within} nc {host} {port} -e tee /{host} 2> /dev/null & ");
+    }
+    command += "wait";
+    let within = routes.iter().map(|route| route.within).max().context("no route")?;
+    let times = scope(|scope| {
+        let servers: Vec<_> = routes
+            .iter()
+            .zip(&listeners)
+            .map(|(route, listener)| scope.spawn(move || route.serve(listener, data)))
+            .collect();
+        let ran = booted.run(&command, within);
+        let times = servers
+            .into_iter()
+            .map(|server| server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let times = times.collect::<anyhow::Result<Vec<_>>>();
+        // If both fail, the server's error is the cause.
+        times.and_then(|times| ran.map(|_| times))
+    })?;
+    let starts = times.iter().map(|it| it.0).max();
+    let ends = times.iter().map(|it| it.1).min();
+    ensure!(starts < ends, "the transfers were not at the same time: {times:?}");
+    let wanted = checksum(data)?;
+    for Route { host, .. } in routes {
+        let sum = first_word(&booted.run(&format!("md5sum /{host}; rm /{host}"), within)?)?;
+        ensure!(sum == wanted, "{host}: the guest's data has MD5 sum {sum}, not {wanted}");
+    }
+    Ok(times.iter().map(|(start, end)| end.duration_since(*start)).collect())
+}
+
 /// The addresses between a guest and a server on the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
@@ -255,17 +303,31 @@ impl Route {
         let put = format!("md5sum < /data && nc {host} {port} -e sh -c '{send}' 2> /dev/null");
         let (sum, from_guest) = self.transfer(booted, &listener, &put, |mut client| {
             client.write_all(b"\n").context("a line for the guest")?;
-            let mut block = vec![0; 1 << 20];
-            for (number, wanted) in data.chunks(block.len()).enumerate() {
-                let got = &mut block[..wanted.len()];
-                client.read_exact(got).with_context(|| format!("MiB {number} from the guest"))?;
-                ensure!(got == wanted, "MiB {number} came back changed");
-            }
-            Ok(())
+            compare(&client, data)
         })?;
         let (sum, wanted) = (first_word(&sum)?, checksum(data)?);
         ensure!(sum == wanted, "the guest's data has MD5 sum {sum}, not {wanted}");
         Ok(TransferTimes { to_guest, from_guest })
+    }
+
+    /// Sends data to a client that echoes it, and checks what comes back meanwhile. Returns when
+    /// that began and ended.
+    fn serve(&self, listener: &TcpListener, data: &[u8]) -> anyhow::Result<(Instant, Instant)> {
+        let (client, from) = accept(listener, self.within)?;
+        ensure!(from.ip() == self.seen, "a client at {from}, not at {}", self.seen);
+        client.set_read_timeout(Some(self.within))?;
+        client.set_write_timeout(Some(self.within))?;
+        let start = Instant::now();
+        scope(|scope| {
+            let writer = scope.spawn(|| -> anyhow::Result<()> {
+                (&client).write_all(data).context("data for the guest")?;
+                Ok(client.shutdown(Shutdown::Write)?)
+            });
+            let read = compare(&client, data);
+            let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            read.and(written)
+        })?;
+        Ok((start, Instant::now()))
     }
 
     /// Serves one connection while the guest runs a command.
@@ -293,6 +355,17 @@ impl Route {
             Ok((output?, took))
         })
     }
+}
+
+/// Reads data that the guest sends back.
+fn compare(mut client: &TcpStream, data: &[u8]) -> anyhow::Result<()> {
+    let mut block = vec![0; 1 << 20];
+    for (number, wanted) in data.chunks(block.len()).enumerate() {
+        let got = &mut block[..wanted.len()];
+        client.read_exact(got).with_context(|| format!("MiB {number} from the guest"))?;
+        ensure!(got == wanted, "MiB {number} came back changed");
+    }
+    Ok(())
 }
 
 fn accept(listener: &TcpListener, within: Duration) -> anyhow::Result<(TcpStream, SocketAddr)> {
