@@ -257,15 +257,6 @@ int poll_interrupts(void)
     return running->interrupts.messages ? poll_messages() : poll_intx();
 }
 
-/* vioserial copies a field of a new port from its stack, which it has not set. On Windows that is
- * mostly zero; here it would be the pointer of an earlier run. */
-static __attribute__((noinline)) void clear_stack(void)
-{
-    volatile u8 below[16384];
-    for (u32 i = 0; i < sizeof below; i++)
-        below[i] = 0;
-}
-
 int poll_dpcs(void)
 {
     int any = 0;
@@ -275,7 +266,6 @@ int poll_dpcs(void)
             continue;
         interrupt->dpc_queued = 0;
         any = 1;
-        clear_stack();
         irql = DISPATCH_LEVEL;
         interrupt->config.EvtInterruptDpc((WDFINTERRUPT)interrupt, running);
         irql = PASSIVE_LEVEL;

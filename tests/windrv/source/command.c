@@ -81,6 +81,8 @@ int command(u32 direction, u32 length, int cdb_length, ...)
         if (!answer.complete || answer.sense >> 16 != KEY_UNIT_ATTENTION)
             break;
         disk.attentions++;
+        /* The used element of an answer without data is shorter. */
+        wrong.used_lengths = 0;
     }
     return succeeded();
 }

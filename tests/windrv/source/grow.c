@@ -38,6 +38,8 @@ void grow(void)
     if (grown == GROWTH / disk.block)
         one((Transfer){.write = 1, .block = disk.blocks - 8, .blocks = 8});
     check(told && grown == GROWTH / disk.block && io_good(), "grow",
-          "told=%u blocks=%llu then=%llu requests=%u failed=%u status=%02x sense=%06x", told, old,
-          disk.blocks, io.done, io.failed, io.last_status, io.last_sense);
+          "told=%u blocks=%llu then=%llu requests=%u failed=%u status=%02x sense=%06x lost=%u "
+          "twice=%u short=%u wrong_blocks=%u used_lengths=%u",
+          told, old, disk.blocks, io.done, io.failed, io.last_status, io.last_sense, io.lost,
+          io.twice, io.short_ones, wrong.blocks, wrong.used_lengths);
 }
