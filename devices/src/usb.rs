@@ -117,8 +117,8 @@ pub struct TransferEnd {
     pub result: Result<u32, Fault>,
 }
 
-/// An event of a device other than a transfer. All but `Clear` and `Cancel` come while no transfer
-/// is in progress.
+/// An event of a device other than a transfer. `Reset` and `Configure` come while no transfer is in
+/// progress, `Alternate` while none of its interface is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A bus reset. The device is as after power-on, and not configured.

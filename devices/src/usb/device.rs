@@ -33,9 +33,13 @@ const SET_ISOCH_DELAY: u8 = 49;
 /// Features.
 const ENDPOINT_HALT: u16 = 0;
 const FUNCTION_SUSPEND: u16 = 0;
+const U1_ENABLE: u16 = 48;
+const U2_ENABLE: u16 = 49;
 
-/// GET_STATUS of a device: self-powered.
-const SELF_POWERED: [u8; 2] = [1, 0];
+/// GET_STATUS of a device: self-powered; the device may begin U1, and U2.
+const SELF_POWERED: u8 = 1 << 0;
+const U1_ENABLED: u8 = 1 << 2;
+const U2_ENABLED: u8 = 1 << 3;
 
 /// The mutable state of a device besides its function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +48,8 @@ struct State {
     /// Alternate settings by interface, where they are not 0.
     alternates: BTreeMap<u8, u8>,
     halted: BTreeSet<u8>,
+    /// [`U1_ENABLED`] and [`U2_ENABLED`], which are only stored: links save no power.
+    link_power: u8,
 }
 
 /// The saved state of a device. The name prevents another device from getting it.
@@ -104,21 +110,22 @@ impl Device {
     }
 
     pub(super) fn reset(&mut self) {
-        self.abort_all();
+        self.abort(|_| true);
         self.state = State::default();
         self.change(Change::Reset);
     }
 
-    /// Aborts all transfers, because the configuration that they were for has ended.
-    fn abort_all(&mut self) {
-        let busy = self.busy.clone();
+    /// Aborts the transfers of these endpoints, because the setting that they were for has ended.
+    fn abort(&mut self, which: impl Fn(u8) -> bool) {
+        let busy: Vec<u8> = self.busy.iter().copied().filter(|it| which(*it)).collect();
         for endpoint in &busy {
             self.change(Change::Cancel(*endpoint));
         }
         let mut done = Vec::new();
         self.reap(&mut done);
-        let left = std::mem::take(&mut self.busy).into_iter();
-        done.extend(left.map(|endpoint| TransferEnd { endpoint, result: Err(Fault::Gone) }));
+        let left = busy.into_iter().filter(|it| self.busy.remove(it)).collect::<Vec<u8>>();
+        let gone = |endpoint| TransferEnd { endpoint, result: Err(Fault::Gone) };
+        done.extend(left.into_iter().map(gone));
         self.lost = done;
     }
 
@@ -147,8 +154,8 @@ impl Device {
     }
 
     pub(super) fn reap(&mut self, done: &mut Vec<TransferEnd>) {
-        let before = done.len();
         done.append(&mut self.lost);
+        let before = done.len();
         self.attached.function().reap(done);
         for it in &done[before..] {
             self.busy.remove(&it.endpoint);
@@ -179,7 +186,9 @@ impl Device {
             (true, (TO_DEVICE, GET_DESCRIPTOR)) => *data = self.descriptor(high, low)?,
             (true, (TO_DEVICE, GET_CONFIGURATION)) => data.push(self.state.configuration),
             (false, (TO_DEVICE, SET_CONFIGURATION)) => self.configure(low)?,
-            (true, (TO_DEVICE, GET_STATUS)) => data.extend(SELF_POWERED),
+            (true, (TO_DEVICE, GET_STATUS)) => {
+                data.extend([SELF_POWERED | self.state.link_power, 0]);
+            }
             (true, (TO_INTERFACE, GET_STATUS)) => data.extend([0, 0]),
             (true, (TO_ENDPOINT, GET_STATUS)) => {
                 let halted = self.state.halted.contains(&endpoint_of(index));
@@ -196,6 +205,9 @@ impl Device {
                 }
                 self.state.halted.insert(endpoint);
             }
+            (false, (TO_DEVICE, SET_FEATURE | CLEAR_FEATURE)) => {
+                self.enable_link_power(value, setup.request == SET_FEATURE)?;
+            }
             // Suspending a USB 3 function has no effect.
             (false, (TO_INTERFACE, SET_FEATURE | CLEAR_FEATURE))
                 if value == FUNCTION_SUSPEND && self.speed() == Speed::Super => {}
@@ -211,6 +223,21 @@ impl Device {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// The features of a USB 3 device once it is configured (USB 3.2, 9.4.9).
+    fn enable_link_power(&mut self, feature: u16, enable: bool) -> Result<(), Stall> {
+        let bit = match feature {
+            U1_ENABLE => U1_ENABLED,
+            U2_ENABLE => U2_ENABLED,
+            _ => return Err(Stall),
+        };
+        if self.speed() != Speed::Super || self.state.configuration == 0 {
+            return Err(Stall);
+        }
+        let others = self.state.link_power & !bit;
+        self.state.link_power = others | if enable { bit } else { 0 };
+        Ok(())
     }
 
     fn descriptor(&self, kind: u8, number: u8) -> Result<Vec<u8>, Stall> {
@@ -230,7 +257,7 @@ impl Device {
         if number > 1 {
             return Err(Stall);
         }
-        self.abort_all();
+        self.abort(|_| true);
         self.state = State { configuration: number, ..State::default() };
         self.change(Change::Configure(number));
         Ok(())
@@ -243,10 +270,10 @@ impl Device {
         if !exists || self.state.configuration == 0 {
             return Err(Stall);
         }
-        for endpoint in all.flat_map(|it| &it.endpoints) {
-            self.state.halted.remove(&endpoint.address);
-        }
-        self.abort_all();
+        let endpoints: BTreeSet<u8> =
+            all.flat_map(|it| &it.endpoints).map(|it| it.address).collect();
+        self.state.halted.retain(|it| !endpoints.contains(it));
+        self.abort(|endpoint| endpoints.contains(&endpoint));
         self.state.alternates.insert(number, setting);
         self.change(Change::Alternate(number, setting));
         Ok(())

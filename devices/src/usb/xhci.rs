@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use self::controller::{Controller, SavedState};
-use self::registers::{BAR_SIZE, INTERRUPTERS, Registers};
+use self::registers::{BAR_SIZE, INTERRUPTERS, LEGACY_REGISTERS, Registers};
 use super::{Ports, RootHub};
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::{Build, Grants};
@@ -171,12 +171,23 @@ impl Device for Xhci {
     }
 
     fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
+        let mut registers = self.shared.registers();
+        let (mut offset, mut data) = (offset, data);
+        let mut merged;
+        if LEGACY_REGISTERS.contains(&offset) && data.len() < 4 {
+            // Firmware and system each have a byte, and may write it alone (7.1.1).
+            merged = registers.read(offset & !3, 0).to_le_bytes();
+            let within = usize::try_from(offset % 4).expect("less than 4");
+            let bytes = merged.get_mut(within..within + data.len());
+            let Some(bytes) = bytes.filter(|_| region == self.bar) else { return Access::Ignored };
+            bytes.copy_from_slice(data);
+            (offset, data) = (offset & !3, &merged[..]);
+        }
         let (words, rest) = data.as_chunks::<4>();
         let fits = offset.is_multiple_of(4) && rest.is_empty() && words.len() <= 2;
         if region != self.bar || !fits {
             return Access::Ignored;
         }
-        let mut registers = self.shared.registers();
         let mut work = false;
         for (word, at) in words.iter().zip((offset..).step_by(4)) {
             work |= registers.write(at, u32::from_le_bytes(*word));

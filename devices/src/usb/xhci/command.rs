@@ -50,6 +50,9 @@ impl Controller {
                 // A ring outside of memory has no commands.
                 Ok(None) | Err(NoMemory) => return false,
                 Ok(Some((at, trb))) => {
+                    // A doorbell that was rung before the command was written comes first: an
+                    // endpoint that it starts can be stopped.
+                    self.ring_endpoints();
                     self.shared.registers().commands = ring;
                     self.command(at, trb);
                     self.flush();

@@ -296,8 +296,7 @@ impl Serve for Controller {
             self.reset();
             return true;
         }
-        let mut did =
-            self.update_ports() || !requests.resets.is_empty() || !requests.bells.is_empty();
+        let mut did = self.update_ports() || !requests.resets.is_empty();
         for port in requests.resets {
             self.reset_port(port);
         }
@@ -312,7 +311,7 @@ impl Serve for Controller {
             // Written now, so that these events do not block the rest of this round.
             self.flush();
             did |= self.commands();
-            self.ring_endpoints(&requests.bells);
+            did |= self.ring_endpoints();
             did |= self.transfers();
         }
         self.flush();

@@ -23,6 +23,9 @@ const CHANGES: u32 = 0x7f << 17;
 /// WCE, WDE, WOE.
 const WAKE: u32 = 7 << 25;
 const WARM_RESET: u32 = 1 << 31;
+/// PORTPMSC: L1 Status of USB 2, and the reserved bits of both.
+const USB2_READ_ONLY: u32 = 0x0ffe_0007;
+const USB3_READ_ONLY: u32 = 0xfffe_0000;
 
 /// Port link states (PLS).
 const U0: u32 = 0;
@@ -52,6 +55,8 @@ impl Default for Port {
 impl Port {
     pub(super) fn read(&self, offset: u64) -> u32 {
         match offset {
+            // A disabled port does not report the speed of its device, which it keeps.
+            0 if self.portsc & CONNECTED == 0 => self.portsc & !SPEED,
             0 => self.portsc,
             4 => self.power[0],
             0xc => self.power[1],
@@ -64,7 +69,7 @@ impl Port {
     pub(super) fn write(&mut self, offset: u64, value: u32, usb3: bool) -> bool {
         match offset {
             0 => self.control(value, usb3),
-            4 => self.power[0] = value,
+            4 => self.power[0] = value & !if usb3 { USB3_READ_ONLY } else { USB2_READ_ONLY },
             0xc => self.power[1] = value,
             _ => {}
         }
@@ -80,8 +85,12 @@ impl Port {
             return;
         }
         if value & ENABLED != 0 && self.portsc & ENABLED != 0 {
-            self.portsc &= !ENABLED;
-            self.set_link(if usb3 { DISABLED } else { POLLING });
+            if usb3 {
+                self.disable();
+            } else {
+                self.portsc &= !ENABLED;
+                self.set_link(POLLING);
+            }
         } else if value & LINK_STROBE != 0 {
             self.request_link(value >> 5 & 0xf, usb3);
         }
@@ -97,13 +106,32 @@ impl Port {
             }
             U3 if enabled && from < U3 => self.set_link(U3),
             RESUME if enabled && from == U3 => self.set_link(RESUME),
-            DISABLED if usb3 => {
-                self.portsc &= !ENABLED;
-                self.set_link(DISABLED);
+            DISABLED if usb3 => self.disable(),
+            RX_DETECT if usb3 && from == DISABLED => {
+                self.set_link(RX_DETECT);
+                self.detect(usb3);
             }
-            RX_DETECT if usb3 && from == DISABLED => self.settle(usb3),
             _ => {}
         }
+    }
+
+    /// Disables a USB 3 port (4.19.1.2). It detects no device until a reset, or RxDetect is set.
+    fn disable(&mut self) {
+        let connected = self.portsc & CONNECTED != 0;
+        self.portsc &= !(ENABLED | CONNECTED);
+        self.set_link(DISABLED);
+        if connected {
+            self.changed(CONNECT_CHANGE);
+        }
+    }
+
+    /// Connects the device that is plugged in, whose speed stays in the register.
+    fn detect(&mut self, usb3: bool) {
+        if self.portsc & CONNECTED == 0 && self.portsc & SPEED != 0 {
+            self.portsc |= CONNECTED;
+            self.changed(CONNECT_CHANGE);
+        }
+        self.settle(usb3);
     }
 
     fn set_link(&mut self, state: u32) {
@@ -132,9 +160,12 @@ impl Port {
     /// Called when a device is plugged in (with its speed) or pulled.
     pub(super) fn connect(&mut self, speed: Option<Speed>, usb3: bool) {
         self.portsc &= !(CONNECTED | SPEED);
-        if let Some(speed) = speed {
-            self.portsc |= CONNECTED | (speed as u32) << 10;
+        self.portsc |= speed.map_or(0, |it| it as u32) << 10;
+        if usb3 && self.portsc & LINK == DISABLED << 5 {
+            return;
         }
+        // Also for a device that another one replaces at once.
+        self.portsc |= if speed.is_some() { CONNECTED } else { 0 };
         self.settle(usb3);
         self.changed(CONNECT_CHANGE);
     }
@@ -151,7 +182,7 @@ impl Port {
     pub(super) fn end_reset(&mut self, usb3: bool) {
         let warm = self.reset.take().unwrap_or(false);
         self.portsc &= !RESET;
-        self.settle(usb3);
+        self.detect(usb3);
         if self.portsc & CONNECTED != 0 {
             self.portsc |= ENABLED;
             self.set_link(U0);
@@ -220,8 +251,25 @@ mod test {
     fn a_usb_3_port_is_disabled_and_detects_its_device_again() {
         let mut port = connected(Speed::Super, true);
         port.write(0, LINK_STROBE | DISABLED << 5, true);
-        assert!(!port.is_enabled());
-        port.write(0, LINK_STROBE | RX_DETECT << 5, true);
-        assert!(port.is_enabled());
+        assert_eq!(port.read(0) & (CONNECTED | ENABLED | LINK), DISABLED << 5);
+        port.connect(None, true);
+        port.connect(Some(Speed::Super), true);
+        assert_eq!(port.read(0) & (CONNECTED | ENABLED | LINK), DISABLED << 5, "not noticed");
+        port.write(0, CONNECT_CHANGE, true);
+        assert!(port.write(0, LINK_STROBE | RX_DETECT << 5, true));
+        assert!(port.is_enabled() && port.read(0) & CONNECT_CHANGE != 0);
+        port.write(0, LINK_STROBE | DISABLED << 5, true);
+        port.write(0, WARM_RESET, true);
+        port.end_reset(true);
+        assert!(port.is_enabled(), "a reset detects the device too");
+    }
+
+    #[test]
+    fn read_only_bits_of_power_management_stay_zero() {
+        let mut port = Port::default();
+        for (usb3, kept) in [(false, 0xf001_fff8), (true, 0x1_ffff)] {
+            port.write(4, u32::MAX, usb3);
+            assert_eq!(port.read(4), kept);
+        }
     }
 }

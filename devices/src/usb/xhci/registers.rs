@@ -23,6 +23,8 @@ pub(super) const BAR_SIZE: u64 = 0x4000;
 
 /// Extended capabilities (7): legacy support, and the protocols of the ports.
 const LEGACY: u64 = 0x20;
+/// USBLEGSUP and USBLEGCTLSTS.
+pub(super) const LEGACY_REGISTERS: std::ops::Range<u64> = LEGACY..LEGACY + 8;
 const USB2: u64 = 0x30;
 const USB3: u64 = 0x40;
 /// "USB ".
@@ -80,8 +82,6 @@ pub(super) struct Requests {
     pub(super) reset: bool,
     pub(super) run: bool,
     pub(super) stop_commands: bool,
-    /// Slots, each with the endpoints whose doorbells were rung.
-    pub(super) bells: Vec<(u8, u32)>,
     pub(super) resets: Vec<usize>,
 }
 
@@ -281,21 +281,21 @@ impl Registers {
         self.runs() && self.status & SYSTEM_ERROR == 0
     }
 
+    /// Takes the doorbells that were rung: slots, each with a bit per endpoint.
+    pub(super) fn take_bells(&mut self) -> Vec<(u8, u32)> {
+        let rung = (0..).zip(&mut self.bells).filter(|(_, bells)| **bells != 0);
+        rung.map(|(slot, bells)| (slot, std::mem::take(bells))).collect()
+    }
+
     /// Takes the current requests. While events are queued, none of them causes further events.
     pub(super) fn take_requests(&mut self) -> Requests {
         let run = self.may_run();
         let accepts = run && !self.is_blocked();
-        let mut bells = Vec::new();
-        if accepts {
-            let rung = (0..).zip(&mut self.bells).filter(|(_, bells)| **bells != 0);
-            bells.extend(rung.map(|(slot, bells)| (slot, std::mem::take(bells))));
-        }
         let resets = (0..self.ports.len()).filter(|at| self.ports[*at].wants_reset());
         Requests {
             reset: self.reset,
             run,
             stop_commands: accepts && std::mem::take(&mut self.stop_commands),
-            bells,
             resets: resets.collect(),
         }
     }

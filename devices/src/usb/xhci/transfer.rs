@@ -38,9 +38,15 @@ struct FailedTrb {
 }
 
 impl Controller {
-    /// Marks the endpoints whose doorbells were rung, and restarts stopped ones.
-    pub(super) fn ring_endpoints(&mut self, bells: &[(u8, u32)]) {
-        for (slot, mask) in bells {
+    /// Marks the endpoints whose doorbells were rung, and restarts stopped ones. Returns true if
+    /// there were any.
+    pub(super) fn ring_endpoints(&mut self) -> bool {
+        // Doorbells wait while events do: their transfers cause more.
+        if self.is_blocked() {
+            return false;
+        }
+        let bells = self.shared.registers().take_bells();
+        for (slot, mask) in &bells {
             let Some(slot) = self.slots.get_mut(slot) else { continue };
             for number in (1..32).filter(|number| mask >> number & 1 != 0) {
                 let Some(endpoint) = slot.endpoints.get_mut(&number) else { continue };
@@ -53,6 +59,7 @@ impl Controller {
                 }
             }
         }
+        !bells.is_empty()
     }
 
     /// Begins the transfers in the rings, up to a limit. Returns true if there may be more.
