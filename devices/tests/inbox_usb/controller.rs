@@ -192,10 +192,11 @@ fn cancelled_transfers_are_stopped_and_skipped() {
     let buffer = xhci.allocate(8);
     for down in [true, false, true] {
         // usb3kd (findowner): two reads are pending at an interrupt endpoint.
-        xhci.issue((slot, IN), buffer, 8);
+        let first = xhci.issue((slot, IN), buffer, 8);
         xhci.issue((slot, IN), buffer, 8);
         xhci.expect_quiet();
         assert!(stop(&mut xhci, slot, IN), "the first transfer was at the device");
+        assert_eq!(xhci.dequeue(slot, IN) & !0xf, first.trbs[0].0, "and would continue");
         assert_eq!(xhci.set_dequeue(slot, IN), SUCCESS);
         press(&xhci, down);
         xhci.expect_quiet();

@@ -38,6 +38,8 @@ struct Stor {
     xhci: Xhci,
     device: Device,
     tag: u32,
+    /// Data transfers that the device refused.
+    stalls: u32,
     /// Buffers for wrappers and for data.
     wrapper: u64,
     data: u64,
@@ -54,7 +56,7 @@ impl Stor {
         let wrapper = xhci.allocate(512);
         // Data begins in the middle of a page, and crosses several boundaries of 64 KiB.
         let data = xhci.allocate(2 << 20).next_multiple_of(BOUNDARY) + BOUNDARY - 0x5a0;
-        let mut it = Self { xhci, device, tag: 0x1000, wrapper, data };
+        let mut it = Self { xhci, device, tag: 0x1000, stalls: 0, wrapper, data };
         // GET_MAX_LUN (3.2). A stall means one unit.
         let mut last = [0xff];
         let asked = it.xhci.control(it.device.slot, [0xa1, 0xfe, 0, 0, 0, 0, 1, 0], &mut last);
@@ -124,7 +126,10 @@ impl Stor {
             let issued = self.xhci.issue((self.device.slot, endpoint), self.data, length);
             let ended = self.xhci.finish(&issued);
             match ended.code {
-                STALL => self.clear_halt(endpoint),
+                STALL => {
+                    self.stalls += 1;
+                    self.clear_halt(endpoint);
+                }
                 code => assert_eq!(code, if ended.length < length { SHORT } else { SUCCESS }),
             }
             if endpoint == IN && ended.code != STALL {
@@ -278,12 +283,14 @@ fn both_directions_stall_and_recover() {
     let bench = with(json!({ "path": path, "readonly": true }));
     let mut stor = Stor::start(&bench, USB3);
     start_disk(&mut stor, false);
-    for _ in 0..10 {
+    let before_all = stor.stalls;
+    for round in 1..=10 {
         assert_eq!(stor.fails(&write10(0, 2), &Data::Out(&[0; 1024])), PROTECTED);
         assert_eq!(stor.fails(&[0x12, 1, 0xee, 0, 64, 0], &Data::In(64)), INVALID);
         let (status, residue, _) = stor.command(&[0xff; 12], &Data::In(512));
         assert_eq!((status, residue), (1, 512), "unknown, from the device");
         assert_eq!(stor.sense(), (5, 0x20));
+        assert_eq!(stor.stalls, before_all + 3 * round, "no data: the device stalls (6.7)");
         assert_eq!(stor.get(&read10(7, 1), 512), before[7 * 512..8 * 512]);
     }
     // The writer sees the protection in the mode parameters.

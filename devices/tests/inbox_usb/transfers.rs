@@ -139,7 +139,7 @@ impl Xhci {
         let setup = self.push(slot, 1, &[setup])[0];
         let mut stages = Vec::new();
         if length > 0 {
-            stages.push((self.pieces(buffer, length), DATA | inward * INWARD));
+            stages.push((self.pieces(buffer, length), DATA | (inward * INWARD)));
         }
         let back = if inward == 1 && length > 0 { 0 } else { INWARD };
         stages.push((vec![(0, 0)], STATUS | back));

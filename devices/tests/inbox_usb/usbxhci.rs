@@ -72,6 +72,9 @@ pub(crate) const SEGMENT: u64 = 32;
 /// TotalEventRingSegments 2).
 const EVENTS: u64 = 256;
 const EVENT_SEGMENTS: u64 = 2;
+/// Events that the driver handles per interrupt before it reports how far it is (conjecture). With
+/// more in the ring, another interrupt must come.
+const BATCH: usize = 4;
 /// Interrupters: the first, and one for each of four processors. In usb3kd's dumps, transfers have
 /// the targets 0, 1 and 2.
 const INTERRUPTERS: u32 = 4;
@@ -124,7 +127,7 @@ pub(crate) struct Ring {
 impl Ring {
     /// The address of the next TRB, with the cycle bit, as in a dequeue pointer.
     pub(crate) fn pointer(&self) -> u64 {
-        self.segments[self.segment] + 16 * self.index | u64::from(self.cycle)
+        (self.segments[self.segment] + 16 * self.index) | u64::from(self.cycle)
     }
 }
 
@@ -361,10 +364,6 @@ impl Xhci {
         }
     }
 
-    pub(crate) fn interrupter(&self, number: u8, register: u64) -> u32 {
-        self.capability(self.runtime + 0x20 + 0x20 * u64::from(number) + register)
-    }
-
     fn set_runtime(&self, at: u64, value: u32) {
         self.write_bytes(at, &value.to_le_bytes());
     }
@@ -458,7 +457,8 @@ impl Xhci {
         };
         for vector in vectors {
             let number = usize::try_from(vector).unwrap();
-            while let Some(event) = self.take(number) {
+            for _ in 0..BATCH {
+                let Some(event) = self.take(number) else { break };
                 let transfer = event.kind() == TRANSFER;
                 let target = if transfer { Self::target(event.slot()) >> 22 } else { 0 };
                 assert_eq!(target, vector, "the wrong interrupter: {event:x?}");
@@ -546,7 +546,15 @@ impl Xhci {
     /// Lets an endpoint continue at the driver's position, which is after all its transfers.
     pub(crate) fn set_dequeue(&mut self, slot: u8, endpoint: u8) -> u32 {
         let pointer = self.ring(slot, endpoint).pointer();
-        self.command(block(pointer, 0, SET_DEQUEUE | of(slot, endpoint))).0
+        let (code, _) = self.command(block(pointer, 0, SET_DEQUEUE | of(slot, endpoint)));
+        assert!(code != SUCCESS || self.dequeue(slot, endpoint) == pointer, "as in the context");
+        code
+    }
+
+    /// The position of an endpoint in its ring, with the cycle bit, in the output context.
+    pub(crate) fn dequeue(&self, slot: u8, endpoint: u8) -> u64 {
+        let at = self.devices[&slot].0 + 0x20 * u64::from(endpoint) + 8;
+        u64::from_le_bytes(self.read(at, 8).try_into().unwrap())
     }
 
     /// The state of a context in the output device context: an endpoint's, or that of the slot.
