@@ -45,12 +45,14 @@ impl Pin for Levels {
     }
 }
 
+type Bells = Vec<(Doorbell, Arc<EventFd>)>;
+
 /// The host for tests, fuzzers and `vmm inspect`. It has no hypervisor.
 #[derive(Clone, Default)]
 pub struct FakeHypervisor {
     pub pins: Pins,
     pub sent: Arc<Mutex<Vec<Message>>>,
-    bells: Arc<Mutex<Vec<(Doorbell, Arc<EventFd>)>>>,
+    bells: Arc<Mutex<Bells>>,
     /// The ranges of guest RAM that were released, up to a limit.
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
     /// The memory that is mapped now. As on KVM, mappings do not overlap.

@@ -306,7 +306,7 @@ fn a_reset_after_a_timeout_loses_and_doubles_nothing() {
         driver.disk.seen();
         driver.disk.set(mode);
         let outstanding = start_writes(&mut driver, QUEUES, round);
-        driver.wait("the requests", || driver.disk.seen.lock().unwrap().len() == 32);
+        Stornvme::wait("the requests", || driver.disk.seen.lock().unwrap().len() == 32);
         // There is no Abort (Microsoft's table): the first step after a timeout is the reset.
         driver.set(CC, ENABLED & !1);
         std::thread::sleep(Duration::from_millis(20));
@@ -371,7 +371,7 @@ fn shuts_down_before_d3_and_starts_again_in_d0() {
         }
         driver.disk.seen();
         driver.set(CC, ENABLED | kind);
-        driver.wait("the end of the shutdown", || driver.get(CSTS) >> 2 & 3 == 2);
+        Stornvme::wait("the end of the shutdown", || driver.get(CSTS) >> 2 & 3 == 2);
         assert_eq!(driver.disk.seen(), [Operation::Flush], "written data is durable");
         driver.pci.power_down(&driver.bench);
         assert_eq!(driver.get(CSTS), u32::MAX, "no decoding");
@@ -390,7 +390,7 @@ fn the_dump_driver_polls_while_old_requests_are_in_flight() {
     driver.disk.set(HOLD);
     driver.disk.seen();
     start_writes(&mut driver, 4, 7);
-    driver.wait("the requests", || driver.disk.seen.lock().unwrap().len() == 32);
+    Stornvme::wait("the requests", || driver.disk.seen.lock().unwrap().len() == 32);
     driver.set(CC, ENABLED & !1);
     driver.disk.set(GO);
     driver.reset();

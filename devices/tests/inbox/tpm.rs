@@ -95,7 +95,7 @@ impl Tpm {
         self.bench.write(Kind::Memory, BASE + register, &[byte]);
     }
 
-    fn poll(&self, what: &str, limit: Duration, done: impl Fn() -> bool) {
+    fn poll(what: &str, limit: Duration, done: impl Fn() -> bool) {
         let start = Instant::now();
         while !done() {
             assert!(start.elapsed() < limit, "{what} takes longer than {limit:?}");
@@ -107,10 +107,10 @@ impl Tpm {
     fn begin(&self, command: &[u8]) {
         assert!(command.len() <= self.size);
         self.set(LOC_CTRL, 1);
-        self.poll("the locality", LOCALITY, || self.byte(LOC_STS) & 1 == 1);
+        Self::poll("the locality", LOCALITY, || self.byte(LOC_STS) & 1 == 1);
         assert_eq!(self.byte(LOC_STATE) & 0x1e, 1 << 1, "locality 0 is active");
         self.set(CTRL_REQ, 1);
-        self.poll("readiness", READINESS, || self.byte(CTRL_REQ) & 1 == 0);
+        Self::poll("readiness", READINESS, || self.byte(CTRL_REQ) & 1 == 0);
         assert_eq!(self.byte(CTRL_STS) & 3, 0, "neither idle nor broken");
         for (at, byte) in (self.buffer..).zip(command) {
             self.bench.write(Kind::Memory, at, &[*byte]);
@@ -126,7 +126,7 @@ impl Tpm {
         assert!((10..=self.size).contains(&(size as usize)), "{size} bytes");
         let answer = (0..u64::from(size)).map(byte).collect();
         self.set(CTRL_REQ, 2);
-        self.poll("idleness", READINESS, || self.byte(CTRL_REQ) & 2 == 0);
+        Self::poll("idleness", READINESS, || self.byte(CTRL_REQ) & 2 == 0);
         assert_eq!(self.byte(CTRL_STS) & 2, 2, "idle");
         self.set(LOC_CTRL, 2);
         assert_eq!((self.byte(LOC_STS) & 1, self.byte(LOC_STATE) & 2), (0, 0), "relinquished");
@@ -176,7 +176,7 @@ fn a_command_that_takes_too_long_is_cancelled_and_the_next_one_is_not() {
         tpm.set(CTRL_REQ, 2);
         assert_eq!(tpm.byte(CTRL_STS) & 2, 0);
         tpm.set(CTRL_CANCEL, 1);
-        tpm.poll("the cancellation", CANCELLATION, || tpm.byte(CTRL_START) == 0);
+        Tpm::poll("the cancellation", CANCELLATION, || tpm.byte(CTRL_START) == 0);
         tpm.set(CTRL_CANCEL, 0);
         assert_eq!(tpm.end(), response(NO_SESSIONS, CANCELED, &[]));
         assert_eq!(tpm.execute(0x17b, b"next"), good(b"next"));

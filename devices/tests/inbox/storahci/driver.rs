@@ -105,7 +105,7 @@ impl<'a> Storahci<'a> {
     }
 
     /// Waits at most this time, as the driver does.
-    fn poll(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
+    fn poll(limit: Duration, done: impl Fn() -> bool) -> bool {
         let step = Duration::from_millis(1);
         for _ in 0..limit.as_millis() {
             if done() {
@@ -125,7 +125,7 @@ impl<'a> Storahci<'a> {
         assert_eq!(capabilities & (1 << 13 | 1 << 14 | 1 << 26), 0);
         if self.get(GHC) & AE != 0 {
             self.set(GHC, HR);
-            let reset = self.poll(Duration::from_secs(1), || self.get(GHC) & HR == 0);
+            let reset = Self::poll(Duration::from_secs(1), || self.get(GHC) & HR == 0);
             assert!(reset, "the adapter hangs");
         }
         self.set(GHC, AE);
@@ -162,16 +162,16 @@ impl<'a> Storahci<'a> {
         }
         assert_ne!(self.get(PXSSTS) & 0xf, 4, "the port is disabled");
         // WaitOnDET: 30 ms.
-        if !self.poll(Duration::from_millis(30), || self.get(PXSSTS) & 0xf != 0) {
+        if !Self::poll(Duration::from_millis(30), || self.get(PXSSTS) & 0xf != 0) {
             return false;
         }
         // WaitWhileDET1: a second.
-        assert!(self.poll(Duration::from_secs(1), || self.get(PXSSTS) & 0xf == 3), "the link");
+        assert!(Self::poll(Duration::from_secs(1), || self.get(PXSSTS) & 0xf == 3), "the link");
         // WaitOnFRE: 50 ms, but it continues anyhow.
         self.set(PXCMD, self.get(PXCMD) | FRE);
-        self.poll(Duration::from_millis(50), || self.get(PXCMD) & FR != 0);
+        Self::poll(Duration::from_millis(50), || self.get(PXCMD) & FR != 0);
         // WaitOnBSYDRQ. It resets the link after a second, and gives up after a minute.
-        let ready = self.poll(Duration::from_secs(1), || {
+        let ready = Self::poll(Duration::from_secs(1), || {
             let busy = self.get(PXTFD) & BUSY != 0;
             if busy {
                 self.set(PXSERR, DIAG_X);
@@ -193,12 +193,12 @@ impl<'a> Storahci<'a> {
         if self.get(PXTFD) & 0x80 != 0 {
             self.set(PXCMD, self.get(PXCMD) | CLO);
         }
-        if !self.poll(limit, || self.get(PXCMD) & (CR | ST) == 0) {
+        if !Self::poll(limit, || self.get(PXCMD) & (CR | ST) == 0) {
             return false;
         }
         assert_eq!(self.get(PXCI), 0, "PxCI is cleared with PxCMD.ST");
         self.set(PXCMD, self.get(PXCMD) & !FRE);
-        self.poll(limit, || self.get(PXCMD) & (CR | FR | ST | FRE | CLO) == 0)
+        Self::poll(limit, || self.get(PXCMD) & (CR | FR | ST | FRE | CLO) == 0)
     }
 
     /// `AhciCOMRESET`. Returns false if no device shows within 30 ms.
@@ -210,7 +210,7 @@ impl<'a> Storahci<'a> {
         self.set(PXSCTL, control | 1);
         std::thread::sleep(Duration::from_millis(1));
         self.set(PXSCTL, self.get(PXSCTL) & !0xf);
-        let found = self.poll(Duration::from_millis(30), || self.get(PXSSTS) & 0xf != 0);
+        let found = Self::poll(Duration::from_millis(30), || self.get(PXSSTS) & 0xf != 0);
         self.set(PXIE, enabled);
         self.set(PXSERR, u32::MAX);
         found

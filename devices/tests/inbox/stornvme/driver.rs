@@ -144,7 +144,7 @@ impl Stornvme {
         self.bench.write(Kind::Memory, BAR0 + register, &value.to_le_bytes());
     }
 
-    pub(super) fn wait(&self, event: &str, done: impl Fn() -> bool) {
+    pub(super) fn wait(event: &str, done: impl Fn() -> bool) {
         eventually(event, || done().then_some(()));
     }
 
@@ -170,7 +170,7 @@ impl Stornvme {
     pub(super) fn reset(&mut self) {
         let cc = self.get(CC);
         self.set(CC, cc & !1);
-        self.wait("the end of the reset", || self.get(CSTS) & 1 == 0);
+        Self::wait("the end of the reset", || self.get(CSTS) & 1 == 0);
         (self.submissions, self.completions) = (Vec::new(), Vec::new());
     }
 
@@ -189,7 +189,7 @@ impl Stornvme {
         self.set_wide(ASQ, sq);
         self.set_wide(ACQ, cq);
         self.set(CC, ENABLED);
-        self.wait("readiness", || self.get(CSTS) & 1 == 1);
+        Self::wait("readiness", || self.get(CSTS) & 1 == 1);
         let ring = |at| Ring { id: 0, at, size: ADMIN_ENTRIES, index: 0, phase: true };
         (self.submissions, self.completions) = (vec![ring(sq)], vec![ring(cq)]);
     }
