@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use devices::testutil::Bench;
 use host::input::{Key, Lights, Position};
 use serde_json::json;
 
 use super::machine;
 use super::transfers::{Ended, Issued};
-use super::usbhub3::{Device, configure, enumerate, resume, stop, suspend};
+use super::usbhub3::{Device, resume, started, stop, suspend};
 use super::usbxhci::{SHORT, STALL, SUCCESS, Xhci};
 
 /// The lights: Num Lock and Caps Lock.
@@ -76,14 +75,6 @@ impl Hid {
         let length = u8::try_from(report.len()).unwrap();
         xhci.control(self.slot, [0x21, 9, 0, 2, self.interface, 0, length, 0], report)
     }
-}
-
-fn started(bench: &Bench, port: u8) -> (Xhci, Device) {
-    let mut xhci = Xhci::find(bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, port);
-    configure(&mut xhci, &device);
-    (xhci, device)
 }
 
 fn press(xhci: &Xhci, code: u16, down: bool) {

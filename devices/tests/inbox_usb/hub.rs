@@ -6,7 +6,7 @@ use serde_json::json;
 use super::transfers::Ended;
 use super::usbhub3::{
     CONFIGURED, CONNECT_CHANGE, CONNECTED, DISABLED, ENABLED, RESET, RX_DETECT, WARM_RESET,
-    configure, enumerate, remove, reset_device, resume, set_link, suspend, wait_change,
+    configure, enumerate, remove, reset_device, resume, set_link, started, suspend, wait_change,
 };
 use super::usbxhci::{CONTEXT_STATE, STOP_ENDPOINT, SUCCESS, TRANSACTION, Xhci};
 use super::{machine, plug};
@@ -75,10 +75,7 @@ fn a_super_speed_device_is_enumerated_and_may_save_power() {
 #[test]
 fn a_configured_device_is_reset_and_works_again() {
     let bench = machine(vec![("usb-keyboard", json!({}))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB2);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB2);
     let slot = device.slot;
     let buffer = xhci.allocate(8);
     for _ in 0..3 {
@@ -96,10 +93,7 @@ fn a_configured_device_is_reset_and_works_again() {
 fn a_warm_reset_keeps_a_super_speed_device() {
     let folder = tempfile::tempdir().unwrap();
     let bench = machine(vec![("usb-storage", disk(&folder))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB3);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB3);
     reset_device(&mut xhci, &device, WARM_RESET);
     assert_eq!(xhci.state(device.slot, 0), CONFIGURED);
     xhci.expect_quiet();
@@ -108,10 +102,7 @@ fn a_warm_reset_keeps_a_super_speed_device() {
 #[test]
 fn a_suspended_device_keeps_its_input_until_it_resumes() {
     let bench = machine(vec![("usb-keyboard", json!({}))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB2);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB2);
     let slot = device.slot;
     let buffer = xhci.allocate(8);
     let mut transfer = xhci.issue((slot, IN), buffer, 8);
@@ -133,10 +124,7 @@ fn a_suspended_device_keeps_its_input_until_it_resumes() {
 fn a_super_speed_link_suspends_and_resumes() {
     let folder = tempfile::tempdir().unwrap();
     let bench = machine(vec![("usb-storage", disk(&folder))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB3);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB3);
     // Function suspend goes before the link (USB 3.2, 9.4.9): to the first interface.
     assert_eq!(xhci.control(device.slot, [1, 3, 0, 0, 0, 1, 0, 0], &mut []), Ok(0));
     suspend(&mut xhci, &device);
@@ -152,10 +140,7 @@ fn a_super_speed_link_suspends_and_resumes() {
 fn a_disabled_super_speed_port_detects_its_device_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let mut bench = machine(vec![("usb-storage", disk(&folder))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB3);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB3);
     remove(&mut xhci, device.slot);
     set_link(&xhci, USB3, DISABLED);
     let status = wait_change(&mut xhci, USB3, CONNECT_CHANGE);
@@ -179,10 +164,7 @@ fn a_disabled_super_speed_port_detects_its_device_on_request() {
 #[test]
 fn an_unplugged_device_ends_its_transfers() {
     let mut bench = machine(vec![("usb-keyboard", json!({}))]);
-    let mut xhci = Xhci::find(&bench);
-    xhci.start();
-    let device = enumerate(&mut xhci, USB2);
-    configure(&mut xhci, &device);
+    let (mut xhci, device) = started(&bench, USB2);
     let slot = device.slot;
     let buffer = xhci.allocate(8);
     let first = xhci.issue((slot, IN), buffer, 8);

@@ -1,5 +1,6 @@
 //! A model of usbhub3 on a root hub, and of usbccgp: ports, enumeration, configuration, power.
 
+use devices::testutil::Bench;
 use devices::testutil::xhci::block;
 
 use super::usbxhci::{
@@ -392,4 +393,13 @@ pub(crate) fn remove(xhci: &mut Xhci, slot: u8) {
     assert_eq!(xhci.command(block(0, 0, DISABLE_SLOT | of(slot, 0))).0, SUCCESS);
     assert_eq!(xhci.state(slot, 0), 0, "disabled");
     xhci.devices.remove(&slot);
+}
+
+/// A started controller, and the configured device at this port.
+pub(crate) fn started(bench: &Bench, port: u8) -> (Xhci, Device) {
+    let mut xhci = Xhci::find(bench);
+    xhci.start();
+    let device = enumerate(&mut xhci, port);
+    configure(&mut xhci, &device);
+    (xhci, device)
 }
