@@ -141,7 +141,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     ];
     let wire = net.as_mut().and_then(|net| Wire::new(net, &frames, waiting, &mut room));
     let seen = VirtioNet::find().and_then(|at| Seen::new(at, 4, cpu));
-    let mut all = All { disks, job: &job, wire: wire.zip(seen), cpu, lost: 0 };
+    let mut all = All { disks, job: &job, wire: wire.zip(seen), waiting, cpu, lost: 0 };
     let finding = all.run(rounds);
     session.add(waiting.finish(finding));
 }
@@ -151,6 +151,7 @@ struct All<'a> {
     disks: [Option<Work<'a>>; 3],
     job: &'a Job,
     wire: Option<(Wire<'a>, Seen)>,
+    waiting: Waiting,
     cpu: &'a Cpu,
     /// The number of requests or frames without an answer: the first ends the run.
     lost: u64,
@@ -174,6 +175,7 @@ impl All<'_> {
             if !self.finish() {
                 break;
             }
+            self.waiting.take_interrupts();
             wrong += places.wrong();
             wrong_words += places.wrong_words(round);
             done = round;

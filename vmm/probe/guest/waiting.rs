@@ -64,6 +64,14 @@ impl Waiting {
         self.lost
     }
 
+    /// Halts once, if it waits by interrupt. A processor that finds each answer at its first look
+    /// never halts, so its interrupts are still pending.
+    pub(crate) fn take_interrupts(&self) {
+        if self.by_interrupt {
+            sleep();
+        }
+    }
+
     /// Calls `look` until it returns something, but not longer than the timeout. `look(true)` first
     /// requests an interrupt from the device.
     pub(crate) fn wait<T>(&mut self, mut look: impl FnMut(bool) -> Option<T>) -> Option<T> {
