@@ -106,11 +106,13 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "doctor",
-        usage: "[--json] [--net TAP] [--run [--report FILE] [--kernel FILE] [--modules FOLDER]]",
+        usage: "[--json] [--net TAP] [--run [--report FILE] [--kernel FILE] [--modules FOLDER] \
+                [--seconds N]]",
         help: "Reports what this host can run, and how fast its volume is. With --run, it tries \
-               this within a minute with small guests, and writes a report to send, without \
-               secrets, to transom-doctor.json on the volume. A Linux is one of the guests if \
-               the host's /boot and /lib/modules are mounted, or --kernel names one.",
+               this within a minute (--seconds for a slow host) with small guests, and writes a \
+               report to send, without secrets, to transom-doctor.json on the volume. A Linux is \
+               one of the guests if the host's /boot and /lib/modules are mounted, or --kernel \
+               names one.",
         run: doctor,
     },
     Command {

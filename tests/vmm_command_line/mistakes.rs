@@ -25,6 +25,8 @@ const WORDS: &[Mistake] = &[
     (&["doctor", "--jsn"], USAGE, &["--jsn", "--json"]),
     (&["doctor", "--disk"], USAGE, &["--disk needs a value"]),
     (&["doctor", "--kernel", "bzImage"], USAGE, &["--kernel", "need --run"]),
+    (&["doctor", "--seconds", "90"], USAGE, &["--seconds", "need --run"]),
+    (&["doctor", "--run", "--seconds", "5"], USAGE, &["from 20 to 3600", "\"5\""]),
     (&["doctor", "--run", "--report", "gone/file"], FAILED, &["--report gone/file: No such file"]),
     (&["help", "rnu"], USAGE, &["rnu"]),
     (&["ctl", "status"], USAGE, &["--control PATH"]),

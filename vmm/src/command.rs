@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -18,6 +20,9 @@ use host::keyvalue;
 
 /// The file of `doctor --run`, if the command line names none.
 const DOCTOR_REPORT: &str = "transom-doctor.json";
+/// Its time, and the limits of `--seconds`.
+const DOCTOR_LIMIT: Duration = Duration::from_secs(60);
+const DOCTOR_LIMITS: RangeInclusive<u64> = 20..=3600;
 
 struct Verb {
     name: &'static str,
@@ -43,11 +48,12 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "doctor",
         usage: "[--json] [--disk PATH] [--net TAP] [--run [--report FILE] [--kernel FILE] \
-                [--modules FOLDER]]",
+                [--modules FOLDER] [--seconds N]]",
         help: "Reports what this host can run. Exit status: 0 everything, 1 only the probe, 88 \
                nothing. Measures a disk, which is only read; the volume of a folder, with a file \
                that is written, verified and deleted; and a tap. If one of them fails, the status \
-               is 1.\n\nWith --run, it tries this within a minute: the probe with all its checks, \
+               is 1.\n\nWith --run, it tries this within a minute (--seconds for a \
+               slow host): the probe with all its checks, \
                without and with Hyper-V's interface, a Linux with a device of each kind, and UEFI \
                firmware. The Linux is this host's kernel, or that of --kernel, with modules of \
                its release, or of --modules. Writes a report to send (default \
@@ -122,23 +128,34 @@ fn run_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
     let mut path = |name| anyhow::Ok(value(&mut words, name)?.map(PathBuf::from));
     let (disk, report) = (path("--disk")?, path("--report")?);
     let (kernel, modules) = (path("--kernel")?, path("--modules")?);
+    let seconds = value(&mut words, "--seconds")?;
     if let Some(word) = words.first() {
         let sentence = format!(
             "doctor takes --json, --disk PATH, --net TAP, and --run with --report FILE, --kernel \
-             FILE and --modules FOLDER, not {word}"
+             FILE, --modules FOLDER and --seconds N, not {word}"
         );
         return Err(usage(sentence));
     }
-    if !run && [&report, &kernel, &modules].into_iter().any(Option::is_some) {
-        return Err(usage("--report, --kernel and --modules need --run"));
+    let files = [&report, &kernel, &modules];
+    if !run && (seconds.is_some() || files.into_iter().any(Option::is_some)) {
+        return Err(usage("--report, --kernel, --modules and --seconds need --run"));
     }
-    let targets = Targets { disk, net, kernel, modules };
+    let limit = seconds.map_or(Ok(DOCTOR_LIMIT), |text| doctor_limit(&text))?;
+    let targets = Targets { disk, net, kernel, modules, limit };
     if run {
         return try_host(&targets, &report.unwrap_or_else(|| DOCTOR_REPORT.into()), json);
     }
     let findings = doctor::examine(&targets)?;
     print(&findings.show(json)?)?;
     Ok(findings.status())
+}
+
+fn doctor_limit(text: &str) -> anyhow::Result<Duration> {
+    let seconds = text.parse().ok().filter(|seconds| DOCTOR_LIMITS.contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| {
+        let (least, most) = DOCTOR_LIMITS.into_inner();
+        usage(format!("--seconds is a number from {least} to {most}, not {text:?}"))
+    })
 }
 
 /// Runs all trials, and writes the report to a file, and to standard output as text or JSON.

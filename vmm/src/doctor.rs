@@ -18,6 +18,7 @@ mod trial;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvm_ioctls::Kvm;
 use serde::Serialize;
@@ -45,7 +46,7 @@ pub struct Findings {
     net: Option<Trial>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Targets {
     /// A disk, which is only read; or a folder or a new name, where a file is written.
     pub disk: Option<PathBuf>,
@@ -55,6 +56,8 @@ pub struct Targets {
     pub kernel: Option<PathBuf>,
     /// For `run`: the folder with the kernel's `modules.dep`, by default found by its release.
     pub modules: Option<PathBuf>,
+    /// For `run`: the time for everything.
+    pub limit: Duration,
 }
 
 #[derive(Debug, Serialize)]

@@ -13,14 +13,14 @@ use super::trial::Trial;
 use super::{Targets, disk, examine_host, firmware, linux, net};
 use crate::kvm::KvmSupport;
 
-/// Limit for all steps, so that the report is there within a minute.
-const TOTAL: Duration = Duration::from_secs(56);
-/// Limits for one step. A step is not begun with less than half of its time.
-const PROBE: Duration = Duration::from_secs(15);
-const LINUX: Duration = Duration::from_secs(30);
-const FIRMWARE: Duration = Duration::from_secs(20);
-const DISK: Duration = Duration::from_secs(15);
-const NET: Duration = Duration::from_secs(8);
+/// The part of the time that is for steps: the report must be there, too, when it is over.
+const STEPS: f64 = 0.93;
+/// Limits for one step, as parts of the time. A step is not begun with less than half of its own.
+const PROBE: f64 = 0.25;
+const LINUX: f64 = 0.5;
+const FIRMWARE: f64 = 0.33;
+const DISK: f64 = 0.25;
+const NET: f64 = 0.13;
 
 /// A step's sentence. `Skip` is for a missing condition.
 enum Outcome {
@@ -30,6 +30,8 @@ enum Outcome {
 
 struct Tour<'a> {
     start: Instant,
+    /// The time for everything.
+    limit: Duration,
     steps: Vec<Step>,
     /// Shows progress: text, not always a whole line.
     tell: &'a mut dyn FnMut(&str),
@@ -39,14 +41,15 @@ impl Tour<'_> {
     fn step(
         &mut self,
         name: &'static str,
-        limit: Duration,
+        part: f64,
         action: impl FnOnce(Limits) -> anyhow::Result<Outcome>,
     ) {
         (self.tell)(&format!("  {name:<18}"));
         let begun = Instant::now();
-        let left = TOTAL.saturating_sub(self.start.elapsed());
+        let limit = self.limit.mul_f64(part);
+        let left = self.limit.mul_f64(STEPS).saturating_sub(self.start.elapsed());
         let outcome = if left < limit / 2 {
-            Ok(Outcome::Skip("no time is left: earlier steps were slow".into()))
+            Ok(Outcome::Skip("no time is left: --seconds gives more".into()))
         } else {
             action(Limits::until(begun + limit.min(left)))
         };
@@ -71,7 +74,7 @@ pub fn run(targets: &Targets, tell: &mut dyn FnMut(&str)) -> Report {
     let mut kvm = examine_host();
     let host = Host::examine();
     let situation = kvm.situation;
-    let mut tour = Tour { start: Instant::now(), steps: Vec::new(), tell };
+    let mut tour = Tour { start: Instant::now(), limit: targets.limit, steps: Vec::new(), tell };
     let mut probes = [None, None];
     let [plain, hyperv] = &mut probes;
     tour.step("probe", PROBE, |limits| probe(plain, situation, false, limits));

@@ -219,9 +219,9 @@ impl Facts {
         let lacking: Vec<_> = lacking.map(|it| format!("{} {}", it.bus, it.id)).collect();
         let second = self.second_took.map_or_else(|| "-".into(), |it| format!("{it:.3} s"));
         let mut text = format!(
-            "\nLinux {}\n  processors {}, {} MiB, clock {} of {}; a second of it took {second}\n",
+            "\nLinux {}\n  {} processors, {} MiB, clock {} of {}; a second of it took {second}\n",
             self.release,
-            self.processors,
+            count(&self.processors),
             self.memory_mib,
             self.clock,
             self.clocks.join(", "),
