@@ -20,7 +20,17 @@ const BOOT: Duration = Duration::from_secs(300);
 /// The limit for a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(60);
 
-const ASSETS: &[&str] = &["BZIMAGE_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
+const ASSETS: &[&str] = &["BZIMAGE_12", "BZIMAGE_13", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
+
+/// Linux takes Hyper-V's interface if KVM's own leaves are hidden.
+const LIKE_HYPERV: [&str; 4] = ["--hyperv", "kvm", "--features", "without=kvm"];
+/// The words of Linux about each part of the interface that it uses.
+const USES_HYPERV: [&str; 4] = [
+    "Hypervisor detected: Microsoft Hyper-V",
+    "Switched to clocksource hyperv_clocksource_tsc_page",
+    "Hyper-V: Using hypercall for remote TLB flush",
+    "Hyper-V: Using IPI hypercalls",
+];
 
 /// Parameters of kvm_intel for processors without an extension: nested paging, real mode in a
 /// guest, tags of the TLB and what came with them.
@@ -39,10 +49,14 @@ fn main() -> ExitCode {
         }),
         Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(Provider::Kvm)),
         Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)).thorough(),
-        Test::new("linux_reboots_on_1_processor", || linux_reboots("1", &[])).thorough(),
-        Test::new("linux_reboots_on_2_processors_with_hyperv", || {
-            linux_reboots("2", &["--hyperv", "on"])
+        Test::new("linux_12_reboots_on_1_processor", || linux_reboots("12", "1", &[])).thorough(),
+        Test::new("linux_12_reboots_on_2_processors_as_a_guest_of_hyperv", || {
+            linux_reboots("12", "2", &LIKE_HYPERV)
         }),
+        Test::new("linux_13_reboots_on_2_processors_as_a_guest_of_hyperv", || {
+            linux_reboots("13", "2", &LIKE_HYPERV)
+        })
+        .thorough(),
         Test::new("cpuid_describes_the_layout", cpuid_describes_the_layout),
         Test::new("ovmf_restarts_after_each_reset", ovmf_restarts_after_each_reset),
     ];
@@ -51,7 +65,7 @@ fn main() -> ExitCode {
             on_old_processor(parameters, || the_probe_passes(&["--cpus", "2"]))
         }));
         let all = move || {
-            linux_reboots("2", &[])?;
+            linux_reboots("12", "2", &[])?;
             ovmf_restarts_after_each_reset()
         };
         let name = format!("linux_and_ovmf_run_without_{extension}");
@@ -95,14 +109,14 @@ fn uses_hyperv(provider: Provider) -> Result<()> {
     it.end()
 }
 
-/// Debian 12's kernel, which is the lab's own.
-fn linux(guest: Guest) -> Result<Linux> {
-    Ok(Linux::new(guest.memory("256M"), &lab::asset("BZIMAGE_12")?))
+/// Debian 12's kernel is the lab's own.
+fn linux(guest: Guest, release: &str) -> Result<Linux> {
+    Ok(Linux::new(guest.memory("256M"), &lab::asset(&format!("BZIMAGE_{release}"))?))
 }
 
-fn linux_reboots(cpus: &str, words: &[&str]) -> Result<()> {
+fn linux_reboots(release: &str, cpus: &str, words: &[&str]) -> Result<()> {
     let guest = words.iter().fold(Guest::transom().cpus(cpus), |guest, word| guest.word(*word));
-    let mut booted = linux(guest)?.boot(BOOT)?;
+    let mut booted = linux(guest, release)?.boot(BOOT)?;
     for resets in [0, 1] {
         ensure!(booted.running.resets()? == resets, "not {resets} resets");
         let found = booted.run("nproc", SOON)?;
@@ -111,6 +125,9 @@ fn linux_reboots(cpus: &str, words: &[&str]) -> Result<()> {
         // RETBleed has a warning too: the emulated processor lacks the mitigation.
         for fault in ["unchecked MSR", "WARNING: CPU", "BUG:", "Hardware Error"] {
             ensure!(!log.contains(fault), "{fault}: {log}");
+        }
+        for part in USES_HYPERV.iter().filter(|_| words == LIKE_HYPERV) {
+            ensure!(log.contains(part), "Linux does not say {part:?}: {log}");
         }
         if resets == 0 {
             booted.running.send("reboot -f")?;
@@ -137,7 +154,7 @@ done
 /// Threads and cores that no power of two describes, so that the numbers of processors have gaps.
 fn cpuid_describes_the_layout() -> Result<()> {
     let guest = Guest::transom().cpus("6,sockets=1,cores=3,threads=2");
-    let linux = linux(guest)?.add(Path::new("/modules/cpuid.ko"), "/cpuid.ko");
+    let linux = linux(guest, "12")?.add(Path::new("/modules/cpuid.ko"), "/cpuid.ko");
     let mut booted = linux.first("insmod /cpuid.ko").file("leaves.sh", LEAVES).boot(BOOT)?;
     let said = booted.run("sh /leaves.sh", BOOT)?;
     for line in said.lines() {
