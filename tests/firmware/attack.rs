@@ -138,46 +138,65 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
     booted.running.kill()
 }
 
-/// KVM writes nothing to SMRAM when the guest's kernel gives it addresses there.
+/// KVM writes to other memory, but not to SMRAM, when the guest's kernel gives it addresses there.
 fn keeps_kvm_out(booted: &mut Booted) -> anyhow::Result<()> {
-    let Some(smram) = tseg(booted)? else { return Ok(()) };
-    let free = smram.chunks_exact(PAGES_BYTES).position(|part| part.iter().all(|it| *it == 0));
-    let at = free.context("no unused part of TSEG")? * PAGES_BYTES;
-    let said = booted.run(&format!(". /reach; attack pages {:#x}", TSEG + at as u64), BOOT)?;
-    ensure!(said.trim() == "done", "pages: {said}");
-    let after = tseg(booted)?.context("TSEG")?;
-    let changed = after[at..at + PAGES_BYTES].iter().position(|it| *it != 0);
-    ensure!(changed.is_none(), "KVM wrote to SMRAM, {changed:x?} bytes after {at:#x}");
+    let Some(memory) = Memory::of(booted)? else { return Ok(()) };
+    let other = MARKED + PAGES_BYTES as u64;
+    ensure!(!is_kept(booted, &memory, other)?, "KVM writes nowhere: the attempt is without effect");
+    let smram = memory.read(TSEG, TSEG_BYTES)?;
+    let unused = smram.chunks_exact(PAGES_BYTES).position(|part| part.iter().all(|it| *it == 0));
+    let at = TSEG + (unused.context("no unused part of TSEG")? * PAGES_BYTES) as u64;
+    ensure!(is_kept(booted, &memory, at)?, "KVM wrote to SMRAM at {at:#x}");
     Ok(())
 }
 
-/// TSEG as this host sees it. `None` if this user may not see it.
-fn tseg(booted: &Booted) -> anyhow::Result<Option<Vec<u8>>> {
-    let process = format!("/proc/{}", booted.running.pid());
-    let memory = match fs::File::open(format!("{process}/mem")) {
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            skip::not_run_in_part("keeps_kvm_out", "only root may read a machine's memory");
-            return Ok(None);
+/// Whether KVM leaves pages alone that the guest's kernel gives it.
+fn is_kept(booted: &mut Booted, memory: &Memory, at: u64) -> anyhow::Result<bool> {
+    let before = memory.read(at, PAGES_BYTES)?;
+    let said = booted.run(&format!(". /reach; attack pages {at:#x}"), BOOT)?;
+    ensure!(said.trim() == "done", "pages: {said}");
+    Ok(memory.read(at, PAGES_BYTES)? == before)
+}
+
+/// The guest's memory as this host sees it.
+struct Memory {
+    file: fs::File,
+    ram: u64,
+}
+
+impl Memory {
+    /// `None` if this user may not see it.
+    fn of(booted: &Booted) -> anyhow::Result<Option<Self>> {
+        let process = format!("/proc/{}", booted.running.pid());
+        let file = match fs::File::open(format!("{process}/mem")) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                skip::not_run_in_part("keeps_kvm_out", "only root may read a machine's memory");
+                return Ok(None);
+            }
+            other => other.context("the machine's memory")?,
+        };
+        for line in fs::read_to_string(format!("{process}/maps"))?.lines() {
+            let (start, rest) = line.split_once('-').context("a mapping")?;
+            let end = rest.split(' ').next().context("a mapping")?;
+            let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
+            // RAM begins at a huge page. Root has left a mark in it.
+            let ram = start?.next_multiple_of(2 << 20);
+            let mut mark = [0; 4];
+            if end? >= ram.saturating_add(RAM_BYTES)
+                && file.read_exact_at(&mut mark, ram + MARKED).is_ok()
+                && mark == [0x11; 4]
+            {
+                return Ok(Some(Self { file, ram }));
+            }
         }
-        other => other.context("the machine's memory")?,
-    };
-    for line in fs::read_to_string(format!("{process}/maps"))?.lines() {
-        let (start, rest) = line.split_once('-').context("a mapping")?;
-        let end = rest.split(' ').next().context("a mapping")?;
-        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
-        // RAM begins at a huge page. Root has left a mark in it.
-        let ram = start?.next_multiple_of(2 << 20);
-        let mut mark = [0; 4];
-        if end? >= ram.saturating_add(RAM_BYTES)
-            && memory.read_exact_at(&mut mark, ram + MARKED).is_ok()
-            && mark == [0x11; 4]
-        {
-            let mut bytes = vec![0; TSEG_BYTES];
-            memory.read_exact_at(&mut bytes, ram + TSEG)?;
-            return Ok(Some(bytes));
-        }
+        bail!("no mapping of the machine is its RAM")
     }
-    bail!("no mapping of the machine is its RAM")
+
+    fn read(&self, at: u64, length: usize) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, self.ram + at)?;
+        Ok(bytes)
+    }
 }
 
 /// Creates a variable by the firmware's services, and finds it in the store.
