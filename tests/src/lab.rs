@@ -60,7 +60,7 @@ impl Lab {
 
     /// Runs the tests in the Intel lab, on each processor until one fails.
     pub fn enter_each_intel(&self) -> anyhow::Result<Option<ExitCode>> {
-        if everything() {
+        if inside() || everything() {
             return self.enter_intel(&INTEL);
         }
         not_run(&format!("all of it on Bochs' {}", INTEL[1]), tally::THOROUGH);
