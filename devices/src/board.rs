@@ -40,6 +40,7 @@ impl Board {
             buttons: Arc::default(),
             input: Arc::default(),
             screens: Arc::default(),
+            sound: Arc::default(),
             disks: Arc::default(),
             links: Arc::default(),
             balloon: Arc::default(),

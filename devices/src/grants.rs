@@ -22,6 +22,7 @@ use host::input::Hub;
 use host::memory::Memory;
 use host::net::Network;
 use host::net::link::Links;
+use host::sound;
 use host::stream::Stream;
 
 /// Grants resources to one device at build time.
@@ -137,6 +138,8 @@ pub struct Shared {
     pub input: Arc<Hub>,
     /// Displays register here.
     pub screens: Arc<Screens>,
+    /// Sound cards play here, and viewers listen here.
+    pub sound: Arc<sound::Hub>,
     /// Controllers register here, and the operator grows disks here.
     pub disks: Arc<Disks>,
     /// Controllers register here, and the operator connects and disconnects cables here.

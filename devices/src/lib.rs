@@ -14,6 +14,7 @@ pub mod device;
 pub mod display;
 pub mod e1000e;
 pub mod grants;
+pub mod hda;
 pub mod hypervisor;
 pub mod line;
 pub mod nvme;

@@ -76,6 +76,8 @@ pub struct Identity {
     pub msi: bool,
     /// INTx: the pin, where 0 is INTA.
     pub pin: Option<u8>,
+    /// Where the capabilities begin in configuration space.
+    pub capabilities_at: u8,
     /// Capabilities after MSI-X and MSI: the ID, and the bytes after the ID and the next pointer.
     pub capabilities: Vec<(u8, Vec<u8>)>,
     /// Ranges of configuration registers that the device implements itself.
@@ -94,6 +96,7 @@ impl Identity {
             msix: None,
             msi: false,
             pin: None,
+            capabilities_at: 0x40,
             capabilities: Vec::new(),
             own_registers: Vec::new(),
             multifunction: false,

@@ -83,6 +83,7 @@ registry! {
     "e1000e" E1000e: crate::e1000e::Config,
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
+    "hda" Hda: crate::hda::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
     "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,

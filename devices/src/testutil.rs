@@ -3,6 +3,7 @@
 pub mod ahci;
 pub mod driver;
 pub mod e1000e;
+pub mod hda;
 pub mod hostile;
 pub mod image;
 pub(crate) mod vhost;

@@ -37,6 +37,7 @@ pub mod net;
 pub mod pci;
 pub mod size;
 pub mod smram;
+pub mod sound;
 pub mod stream;
 pub mod swtpm;
 pub mod testutil;

@@ -21,7 +21,7 @@ const SUBSYSTEM: usize = 0x2c;
 const FIRST_CAPABILITY: usize = 0x34;
 const LINE: usize = 0x3c;
 const PIN: usize = 0x3d;
-/// The first byte after the standard header, where the capabilities begin.
+/// The first byte after the standard header.
 const BODY: usize = 0x40;
 pub(super) const MSIX: u8 = 0x11;
 
@@ -92,7 +92,7 @@ impl Header {
         }
     }
 
-    /// Links the capabilities: MSI-X first, at 0x40, then MSI.
+    /// Links the capabilities: MSI-X first, then MSI.
     fn chain(&mut self, identity: &Identity) {
         let msix = identity.msix.map(|(vectors, bar)| {
             let pending = super::msix::pending_at(vectors);
@@ -102,7 +102,7 @@ impl Header {
             (MSIX, body)
         });
         let msi = identity.msi.then(|| (msi::ID, msi::BODY.to_vec()));
-        let (mut link, mut at) = (FIRST_CAPABILITY, BODY);
+        let (mut link, mut at) = (FIRST_CAPABILITY, usize::from(identity.capabilities_at));
         for (id, body) in msix.iter().chain(&msi).chain(&identity.capabilities) {
             self.bytes[STATUS] |= CAPABILITIES;
             self.bytes[link] = u8::try_from(at).expect("capabilities fit a header");
@@ -178,7 +178,8 @@ impl Header {
 
     /// The control word of MSI-X. 0 if the function has no MSI-X.
     pub(super) fn msix_control(&self) -> u16 {
-        u16::from_le_bytes([self.bytes[BODY + 2], self.bytes[BODY + 3]])
+        let control = |at| u16::from_le_bytes([self.bytes[at + 2], self.bytes[at + 3]]);
+        self.capability(MSIX).map_or(0, control)
     }
 
     /// The message of MSI, while the guest enables it.

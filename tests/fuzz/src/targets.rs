@@ -32,6 +32,7 @@ hostile! {
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
+    hostile_hda: "../../../devices/tests/hostile_hda/mod.rs",
     hostile_image: "../../../devices/tests/hostile_image/mod.rs",
     hostile_media: "../../../container/tests/hostile_media/mod.rs",
     hostile_message: "../../../vmm/screen/tests/hostile_message/mod.rs",
@@ -64,6 +65,9 @@ pub const TARGETS: &[Target] = &[
     }),
     target("e1000e", 4096, Bytes, |it| {
         hostile_e1000e::run(it.iter().copied());
+    }),
+    target("hda", 4096, Bytes, |it| {
+        hostile_hda::run(it.iter().copied());
     }),
     target("lease", 4096, Bytes, |it| hostile_net::run_with_vhost(it.iter().copied())),
     target("nvme", 4096, Bytes, |it| {
