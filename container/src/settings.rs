@@ -32,7 +32,7 @@ use self::translate::arguments::Arguments;
 use self::translate::flags::Flags;
 use self::translate::smbios::Smbios;
 use self::translate::{
-    Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Topology,
+    Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Sound, Topology,
     Translated, Usb,
 };
 use self::trust::{Origins, Proxies};
@@ -326,6 +326,9 @@ pub struct ScreenSettings {
     pub protect: Option<bool>,
     /// Password of the viewers.
     pub pass: Option<Secret>,
+    /// The guest has a sound card.
+    pub audio: bool,
+    pub sound: Translated<Sound>,
     pub web_origin: Option<Origins>,
     pub web_proxy: Option<Proxies>,
 }

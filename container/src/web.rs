@@ -84,7 +84,14 @@ pub struct WebState {
     /// The machine has a screen that browsers show.
     seen: bool,
     images: Images,
+    equipment: Equipment,
+}
+
+/// Equipment of the machine that the pages show.
+struct Equipment {
+    /// The keyboard layout that the guest expects.
     keyboard: Arc<Layout>,
+    sound: bool,
 }
 
 impl WebState {
@@ -133,7 +140,7 @@ impl WebState {
             account: OnceLock::new(),
             seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
-            keyboard: settings.layout(),
+            equipment: Equipment { keyboard: settings.layout(), sound: settings.screen.audio },
         }
     }
 
@@ -192,9 +199,10 @@ impl Stage for WebState {
 
     fn about(&self) -> About {
         About {
-            keyboard: self.keyboard.clone(),
+            keyboard: self.equipment.keyboard.clone(),
             // Clipboard texts would go to the machine's screen, which has no agent in the guest.
             clipboard: false,
+            sound: self.equipment.sound,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",
@@ -339,7 +347,6 @@ pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
     let inside = Router::new()
         .route("/log", get(page::log))
         .route("/account", get(page::account))
-        .route("/audio", get(compat::audio))
         .route("/metrics", get(metrics::metrics))
         .route("/api/openapi.json", get(api::document))
         .route("/api/v1/state", get(api::state))

@@ -101,7 +101,8 @@ impl Listeners {
             };
             submit(Request::unanswered(command));
         });
-        let interfaces = Interfaces { hub, layout, clipboard: None, power };
+        let sound = machine.shared().sound.clone();
+        let interfaces = Interfaces { hub, layout, clipboard: None, sound, power };
         let server = Server::new(canvas.clone(), interfaces);
         runtime.spawn(canvas.run());
         for vnc in self.vnc {

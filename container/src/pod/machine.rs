@@ -157,12 +157,15 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         config.device.push(network_card(card, parts.adapter(settings)));
     }
     order.extend(add_optional_devices(&mut config, settings)?);
-    // Last, so that its absence or presence does not change the slots of other devices.
+    // The last ones, so that their absence or presence does not change the slots of other devices.
     config.device.push(Device::VirtioSerial(virtio::console::Config {
         name: Some(agent::PORT.to_owned()),
         to: Stream::Socket(text(&parts.agent)?),
         slot: None,
     }));
+    if settings.screen.audio {
+        config.device.push(Device::Hda(Default::default()));
+    }
     if parts.firmware.is_some() {
         config.boot = BootOrder(order);
     }

@@ -89,6 +89,7 @@ from_qemu! {
     Display at Display;
     Kind at Kind;
     Usb at Usb;
+    Sound at Sound;
     Pointer at Pointer;
     Model at Model;
     Serial at Serial;
@@ -182,6 +183,14 @@ choices! {
     /// xHCI (USB 3).
     #[default]
     Xhci "xhci";
+}
+
+choices! {
+    /// The sound card.
+    Sound:
+    /// Intel HDA with a codec for two channels.
+    #[default]
+    Hda "hda";
 }
 
 choices! {

@@ -102,7 +102,7 @@ pub(super) struct Text {
 }
 
 pub(super) async fn type_text(State(web): Shared, JsonBody(request): JsonBody<Text>) -> Response {
-    let (text, lacks) = match typable(&web.keyboard, request) {
+    let (text, lacks) = match typable(&web.equipment.keyboard, request) {
         Ok(both) => both,
         Err((status, answer)) => return (status, Json(answer)).into_response(),
     };

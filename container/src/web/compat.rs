@@ -5,9 +5,6 @@
 //! `/msg.html` it needs no login.
 //!
 //! `/vnc.html` is the viewer there, with its options in the address. Here it leads to the viewer.
-//!
-//! `/audio` would be a WebSocket with sound. The machine has no sound card, so it is refused, as by
-//! the reference image without `AUDIO=Y`. A viewer that asks for it stays silent.
 
 use std::sync::Arc;
 
@@ -97,11 +94,6 @@ fn line(scene: &Scene, seen: bool) -> String {
         None if seen && shows(scene) => "c: vnc".into(),
         None => format!("s: {}", text(scene)),
     }
-}
-
-/// Refused: there is no sound.
-pub(super) async fn audio() -> Response {
-    (StatusCode::NOT_FOUND, "The machine has no sound card.\n").into_response()
 }
 
 #[cfg(test)]

@@ -42,7 +42,9 @@ const SURVIVED: &[(&str, Warning)] = &[
     ("VNC_PORT=80", "VNC_PORT=80 has no effect: give a whole number from 5900"),
     ("WEB_PORT=0", "WEB_PORT=0 has no effect"),
     ("GPU=Y", "GPU has no effect"),
-    ("AUDIO=Y", "AUDIO has no effect"),
+    ("AUDIO=Y", ""),
+    ("AUDIO=Y|SOUND=intel-hda", ""),
+    ("SOUND=usb-audio", "SOUND: usb-audio is not available; hda is used"),
     ("LOSSY=Y", "LOSSY has no effect"),
     // The network.
     ("MTU=0", "MTU=0 has no effect: give a whole number from 576"),

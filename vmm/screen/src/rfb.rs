@@ -37,6 +37,7 @@ mod rate;
 pub mod scroll;
 pub mod security;
 mod session;
+mod sound;
 #[cfg(test)]
 mod test;
 #[cfg(test)]
@@ -46,7 +47,7 @@ pub mod tls;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
@@ -63,6 +64,7 @@ use self::handshake::Welcome;
 use self::lobby::{Entrant, HANDSHAKE, Lobby};
 use self::security::{Access, LoginLimiter, Passwords, PeerNetwork};
 use self::session::State;
+use self::sound::Sound;
 use crate::keys::layout::Layout;
 
 pub const MAX_CLIENTS: usize = 64;
@@ -136,6 +138,8 @@ pub struct Interfaces {
     pub layout: Arc<Layout>,
     /// The guest's clipboard agent. Without one, texts are dropped.
     pub clipboard: Option<Arc<dyn Clipboard>>,
+    /// Sound cards play there, if there are any.
+    pub sound: Arc<host::sound::Hub>,
     pub power: Box<dyn Fn(Power) + Send + Sync>,
 }
 
@@ -161,6 +165,7 @@ struct Client {
     security: &'static str,
     viewer: Arc<Viewer>,
     state: Mutex<State>,
+    sound: Mutex<Sound>,
     /// Notified when pending replies were written.
     room: Notify,
     /// Notified when the client must be disconnected.
@@ -171,6 +176,10 @@ struct Client {
 impl Client {
     fn state<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut self.state.lock().expect("no session panicked"))
+    }
+
+    fn sound(&self) -> MutexGuard<'_, Sound> {
+        self.sound.lock().expect("no session panicked")
     }
 }
 
@@ -230,6 +239,7 @@ impl Server {
             security: welcome.security,
             viewer,
             state: Mutex::default(),
+            sound: Mutex::default(),
             room: Notify::new(),
             kick: Notify::new(),
             sent: AtomicU64::new(0),

@@ -19,6 +19,7 @@ pub mod routes;
 mod sessions;
 mod slots;
 pub mod socket;
+mod sound;
 pub mod stage;
 #[cfg(test)]
 mod test;

@@ -157,6 +157,15 @@ fn the_default_machine_matches_the_reference_image() {
 }
 
 #[test]
+fn a_sound_card_changes_no_slot_and_has_no_microphone() {
+    let (silent, loud) = (made(&[]).unwrap(), made(&[("AUDIO", "Y")]).unwrap());
+    let [silent, loud] = [&silent, &loud].map(|it| it["device"].as_array().unwrap());
+    let (card, rest) = loud.split_last().unwrap();
+    assert_eq!(rest, silent);
+    assert_eq!(*card, serde_json::json!({ "kind": "hda" }));
+}
+
+#[test]
 fn the_network_card_is_that_of_adapter_or_of_the_installation() {
     let card = || NetworkCard {
         backend: Network::Passt("/run/passt.sock".into()),

@@ -33,10 +33,10 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// The parts of NVIDIA's driver that the container engine provides.
     ignored "NVIDIA_DRIVER_CAPABILITIES" = ""
         => "a graphics card of the host cannot be passed through: leave it out";
-    /// Sound in the browser.
-    ignored "AUDIO" = "N" => "the browser has no sound: listen through a remote desktop";
-    /// The sound card.
-    ignored "SOUND" = "" => "the machine has no sound card: listen through a remote desktop";
+    /// Adds a sound card (HDA), which viewers in browsers and by VNC can hear. It records silence.
+    full "AUDIO" = "N" (screen.audio);
+    /// The sound card that AUDIO=Y adds.
+    translated "SOUND" = "hda" (screen.sound);
     /// The socket of the viewer inside the container.
     ignored "WSS_SOCKET" = "" => "the viewer needs no socket of its own: leave it out";
     /// The port of the viewer, in old versions.

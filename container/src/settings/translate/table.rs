@@ -22,6 +22,8 @@ pub enum Scope {
     Kind,
     /// `USB`.
     Usb,
+    /// `SOUND`.
+    Sound,
     /// `MOUSE`.
     Pointer,
     /// `CPU_MODEL`.
@@ -75,7 +77,7 @@ const CONTROL: &str = "the machine has no control socket of QEMU: use `transom` 
 const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
 const WITHOUT_NETKVM: &str = "Windows has a driver for this card too";
 const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
-const NO_SOUND: &str = "the machine has no sound card: listen through a remote desktop";
+const NO_SOUND: &str = "set AUDIO=Y for a sound card";
 const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection of \
                         a remote desktop, or usbip";
 const SHARES: &str = "there is no share server: copy files through a remote desktop";
@@ -128,6 +130,10 @@ pub const TABLE: &[Row] = rows! {
         => Nearest("xhci", "the pointing device and the CD drives need it");
     Usb "usb-ehci" "ich9-usb-*" "piix3-usb-uhci" "piix4-usb-uhci" "pci-ohci" "vt82c686b-usb-uhci"
         => Nearest("xhci", "every supported Windows has a driver for USB 3");
+
+    Sound "intel-hda" "ich9-intel-hda" "hda" "hda-*" => Exact("hda");
+    Sound "ac97" "usb-audio" "virtio-sound*" "sb16" "es1370" "adlib" "cs4231a" "gus"
+        => Nearest("hda", "every supported Windows has a driver for it");
 
     Pointer "usb-tablet" "tablet" => Exact("tablet");
     Pointer "usb-mouse" "mouse" "ps2" "virtio-mouse-pci" "virtio-tablet-pci" "usb-wacom-tablet"
@@ -272,7 +278,7 @@ pub fn is_switch(option: &str) -> bool {
 mod test {
     use super::*;
     use crate::settings::translate::{
-        Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Usb,
+        Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Sound, Usb,
     };
     use crate::settings::value::Value;
 
@@ -286,6 +292,7 @@ mod test {
             Scope::Display => Display::read(word).is_ok(),
             Scope::Kind => Kind::read(word).is_ok(),
             Scope::Usb => Usb::read(word).is_ok(),
+            Scope::Sound => Sound::read(word).is_ok(),
             Scope::Pointer => Pointer::read(word).is_ok(),
             Scope::Model => Model::read(word).is_ok(),
             Scope::Serial => Serial::read(word).is_ok(),

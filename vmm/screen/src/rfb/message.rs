@@ -77,8 +77,23 @@ pub enum Message {
         /// Scan code: the position on the keyboard.
         code: u32,
     },
+    /// QEMU Audio
+    Sound(SoundRequest),
     /// A message that we never offered and can skip.
     Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoundRequest {
+    Enable,
+    Disable,
+    Format {
+        /// The protocol's number: of 8, 16 and 32 bits, unsigned and then signed.
+        sample: u8,
+        channels: u8,
+        /// Frames per second.
+        rate: u32,
+    },
 }
 
 /// Parses the first message of `bytes`. Returns it with its length, or nothing if it is incomplete.
@@ -218,7 +233,7 @@ impl Reader<'_> {
         Some(Message::Size { width, height, screens })
     }
 
-    /// QEMU Client Message: key events, and audio, which we do not offer.
+    /// QEMU Client Message: key events, and sound.
     fn qemu(&mut self) -> anyhow::Result<Option<Message>> {
         let Some(kind) = self.u8() else { return Ok(None) };
         Ok(match kind {
@@ -234,9 +249,15 @@ impl Reader<'_> {
     }
 
     fn sound(&mut self) -> Option<Message> {
-        let set_format = self.u16()? == 2;
-        self.skip(if set_format { 6 } else { 0 })?;
-        Some(Message::Other)
+        Some(match self.u16()? {
+            0 => Message::Sound(SoundRequest::Enable),
+            1 => Message::Sound(SoundRequest::Disable),
+            2 => {
+                let (sample, channels, rate) = (self.u8()?, self.u8()?, self.u32()?);
+                Message::Sound(SoundRequest::Format { sample, channels, rate })
+            }
+            _ => Message::Other,
+        })
     }
 }
 
@@ -292,8 +313,11 @@ mod test {
             read(&[255, 0, 0, 1, 0, 0, 0, 0x61, 0, 0, 0, 0x1e]),
             Message::Code { down: true, keysym: 0x61, code: 0x1e }
         );
-        assert_eq!(read(&[255, 1, 0, 2, 0, 1, 0, 0, 0, 0]), Message::Other);
-        assert_eq!(read(&[255, 1, 0, 0]), Message::Other);
+        let format = SoundRequest::Format { sample: 3, channels: 2, rate: 48_000 };
+        assert_eq!(read(&[255, 1, 0, 2, 3, 2, 0, 0, 0xbb, 0x80]), Message::Sound(format));
+        assert_eq!(read(&[255, 1, 0, 0]), Message::Sound(SoundRequest::Enable));
+        assert_eq!(read(&[255, 1, 0, 1]), Message::Sound(SoundRequest::Disable));
+        assert_eq!(read(&[255, 1, 0, 3]), Message::Other);
     }
 
     #[test]

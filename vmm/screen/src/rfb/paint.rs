@@ -66,6 +66,7 @@ struct Known {
     /// Actual size of the picture. It differs from `size` if the client cannot be resized.
     picture_size: (u16, u16),
     codes: bool,
+    sound: bool,
     buttons: bool,
     name: bool,
     pointer: bool,
@@ -140,6 +141,7 @@ impl Painter {
                 size,
                 picture_size: size,
                 codes: false,
+                sound: false,
                 buttons: false,
                 name: false,
                 pointer: false,
@@ -198,6 +200,7 @@ impl Painter {
             client.viewer.pending(|pending| {
                 let mut plan =
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
+                client.sound().write(&mut plan.first);
                 let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
                 pending.set_copies(state.preferences.features.copy && self.known.size == size);
@@ -260,6 +263,10 @@ impl Painter {
         };
         if features.codes && !std::mem::replace(&mut known.codes, features.codes) {
             add(0, number::CODES, &[]);
+        }
+        let sound = state.preferences.sound && self.server.interfaces.sound.has_card();
+        if sound && !std::mem::replace(&mut known.sound, true) {
+            add(0, number::SOUND, &[]);
         }
         if features.buttons && !std::mem::replace(&mut known.buttons, features.buttons) {
             add(0, number::BUTTONS, &[]);

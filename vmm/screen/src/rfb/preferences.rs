@@ -39,6 +39,8 @@ pub struct Preferences {
     pub quality: Option<u8>,
     /// Effort of compression, 0 to 9.
     pub compression: Option<u8>,
+    /// QEMU Audio
+    pub sound: bool,
     pub features: Features,
 }
 
@@ -52,6 +54,8 @@ pub mod number {
     pub const MOTION: i32 = -257;
     /// QEMU Extended Key Event
     pub const CODES: i32 = -258;
+    /// QEMU Audio
+    pub const SOUND: i32 = -259;
     /// QEMU LED State
     pub const LIGHTS: i32 = -261;
     /// DesktopName
@@ -93,6 +97,7 @@ impl Preferences {
                 number::NAME => features.name = true,
                 number::MOTION => features.motion = true,
                 number::CODES => features.codes = true,
+                number::SOUND => preferences.sound = true,
                 number::LIGHTS => features.lights = true,
                 number::VMWARE_LIGHTS => features.vmware_lights = true,
                 number::POWER => features.power = true,

@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 use super::clipboard::{self, ClipboardMessage, Text};
 use super::format::PixelFormat;
 use super::input::{ClientInput, PointerEvent};
-use super::message::{self, Message, Screen};
+use super::message::{self, Message, Screen, SoundRequest};
 use super::picture::Area;
 use super::preferences::Preferences;
 use super::rate::Rate;
@@ -309,6 +309,7 @@ impl Session {
             Message::Clipboard(bytes) => self.clipboard(&bytes),
             Message::Power { version, code } => self.power(version, code),
             Message::Size { width, height, screens } => self.size((width, height), &screens),
+            Message::Sound(request) => self.sound(request),
             Message::TooLong(length) => {
                 tracing::debug!(
                     "vnc: {}: ignored a text of {length} bytes: too long",
@@ -442,6 +443,19 @@ impl Session {
                 (self.server.interfaces.power)(button);
             }
             None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),
+        }
+    }
+
+    /// Ignores a format that we cannot send, as the client cannot learn of it.
+    fn sound(&self, request: SoundRequest) {
+        let (client, hub) = (&self.client, &self.server.interfaces.sound);
+        if !hub.has_card() {
+            return;
+        }
+        let viewer = client.viewer.clone();
+        let wake = Arc::new(move || viewer.wake.notify_one());
+        if let Err(error) = client.sound().handle(request, hub, wake) {
+            tracing::debug!("vnc: {}: {error:#}", client.peer);
         }
     }
 

@@ -94,6 +94,7 @@ fn bench(rules: Rules) -> Bench {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: Some(agent.clone()),
+        sound: Arc::default(),
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };
     tokio::spawn(canvas.clone().run());
@@ -149,6 +150,50 @@ fn both() -> Passwords {
 
 fn network(last: u8) -> Entry {
     Entry::Authenticate(PeerNetwork::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
+}
+
+/// Plays the frames 1, 2, 3 and so on until it is dropped.
+async fn play(sound: Arc<host::sound::Hub>) {
+    for number in 1_u32.. {
+        sound.play(&number.to_le_bytes());
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_with_qemus_extension_hears_the_guest() {
+    let bench = bench(rules(Passwords::default()));
+    let sound = bench.server.interfaces.sound.clone();
+    sound.add_card();
+    let mut viewer = bench.viewer().await;
+    viewer.encodings(&[0, -259]).await;
+    timeout(LONG, viewer.receive_update()).await.unwrap().unwrap();
+    assert_eq!(viewer.signs, [(-259, [0; 4], vec![])]);
+    // An invalid format changes nothing. 16 bits, signed, stereo at 48 kHz.
+    viewer.send(&[255, 1, 0, 2, 9, 9, 9, 9, 9, 9]).await;
+    viewer.send(&[255, 1, 0, 2, 3, 2, 0, 0, 0xbb, 0x80]).await;
+    viewer.send(&[255, 1, 0, 0]).await;
+    let hear = async {
+        let mut begin = [0; 4];
+        viewer.stream.read_exact(&mut begin).await.unwrap();
+        assert_eq!(begin, [255, 1, 0, 1]);
+        let mut heard = Vec::new();
+        while heard.len() < 100 {
+            let mut data = [0; 4];
+            viewer.stream.read_exact(&mut data).await.unwrap();
+            assert_eq!(data, [255, 1, 0, 2]);
+            for _ in 0..viewer.stream.read_u32().await.unwrap() / 4 {
+                heard.push(viewer.stream.read_u32_le().await.unwrap());
+            }
+        }
+        heard
+    };
+    let heard = tokio::select! {
+        () = play(sound) => unreachable!("it plays forever"),
+        heard = timeout(LONG, hear) => heard.expect("sound"),
+    };
+    assert_eq!(heard[0], 0, "the resampler needs two frames");
+    assert!(heard[1..].windows(2).all(|two| two[0] + 1 == two[1]), "{heard:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

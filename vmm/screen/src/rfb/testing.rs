@@ -393,7 +393,7 @@ impl TestClient {
                 // An image of one pixel: the pixel and its mask, or its encoding and the pixel.
                 -239 => 5,
                 -314 => 8,
-                -224 | -223 | -257 | -258 | -316 => 0,
+                -224 | -223 | -257 | -258 | -259 | -316 => 0,
                 other => anyhow::bail!("encoding {other}"),
             };
             let mut content = vec![0; length];

@@ -1,4 +1,4 @@
-//! A WebSocket that sends lines of text to a client (RFC 6455).
+//! A WebSocket that sends lines of text or binary messages to a client (RFC 6455).
 //!
 //! Threats: an incoming message is at most [`MAX_MESSAGE_BYTES`] long, and is discarded. Queued
 //! answers, such as pongs, take at most [`MAX_QUEUED_BYTES`]. A client that does not read for a
@@ -78,7 +78,7 @@ where
 }
 
 impl LineSocket {
-    async fn new(wire: Wire) -> Self {
+    pub(super) async fn new(wire: Wire) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES))
@@ -95,6 +95,12 @@ impl LineSocket {
     pub async fn send_line(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
         timeout(SEND_TIMEOUT, self.socket.send(line)).await?.map_err(io::Error::other)
+    }
+
+    /// Fails when the client does not take the bytes in time.
+    pub(super) async fn send_bytes(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        let message = Message::Binary(bytes.into());
+        timeout(SEND_TIMEOUT, self.socket.send(message)).await?.map_err(io::Error::other)
     }
 
     /// Waits until the client has disconnected. Cancel-safe: can be called again in a `select!`

@@ -16,15 +16,17 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
 use super::gate::{Admitted, Client, Gate, Refusal, Rules};
-use super::line_socket;
+use super::line_socket::{self, LineSocket};
 use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
+use super::sound;
 use super::stage::{Button, ExtraRoutes, Stage, Viewer};
 use crate::keys::translate;
 use crate::rfb::MAX_CLIENTS;
@@ -111,6 +113,7 @@ pub fn router(
         .route("/logout", post(log_out))
         .route("/session", get(session))
         .route("/websockify", get(websocket))
+        .route("/audio", get(audio))
         .route("/files/{*path}", get(file))
         .with_state(web)
         .merge(machine)
@@ -329,6 +332,7 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "keyboard": about.keyboard.name(),
                 "characters": translate::characters(&about.keyboard),
                 "clipboard": about.clipboard,
+                "sound": about.sound,
                 "again": about.restart_hint,
                 "progress": about.progress,
             });
@@ -369,17 +373,66 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
     found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
 }
 
+/// Admits a viewer whose origin was checked. An error is the answer.
+#[expect(clippy::result_large_err, reason = "returned once per connection")]
+fn admit_viewer(
+    web: &Web,
+    client: &Client,
+    headers: &HeaderMap,
+    origin: Result<(), Refusal>,
+) -> Result<Admitted, Response> {
+    origin.and_then(|()| web.admit(client, headers)).map_err(|refusal| {
+        let line = format!("web: {} was refused: {}", client.peer, refusal.sentence());
+        web.failure_log.log(client.network, &line);
+        refuse(&refusal)
+    })
+}
+
+/// Sends sound to a viewer, which counts as another one. Programs that are not pages send no
+/// origin.
+async fn audio(State(web): Shared, client: Client, mut request: Request) -> Response {
+    let headers = request.headers();
+    let origin = match headers.contains_key(ORIGIN) {
+        true => web.gate.same_origin(&client, headers),
+        false => Ok(()),
+    };
+    let admitted = match admit_viewer(&web, &client, headers, origin) {
+        Ok(admitted) => admitted,
+        Err(response) => return response,
+    };
+    if !web.stage.about().sound {
+        return (StatusCode::NOT_FOUND, "The machine has no sound card.\n").into_response();
+    }
+    let Some(slot) = web.viewers.acquire(client.network) else {
+        return too_many("Too many viewers are connected.\n");
+    };
+    let (response, upgrade) = match line_socket::upgrade(&mut request) {
+        Ok(both) => both,
+        Err(response) => return response,
+    };
+    tokio::spawn(async move {
+        let _slot = slot;
+        // A client that disconnected needs no answer.
+        let Ok(upgraded) = line_socket::upgraded(upgrade).await else { return };
+        let socket = LineSocket::new(Box::new(TokioIo::new(upgraded))).await;
+        let serve = sound::serve(web.stage.clone(), &client.peer, socket);
+        match admitted.session {
+            Some(session) => tokio::select! {
+                () = serve => {}
+                () = session.ended() => {}
+            },
+            None => serve.await,
+        }
+    });
+    response
+}
+
 async fn websocket(State(web): Shared, client: Client, mut request: Request) -> Response {
     let headers = request.headers();
-    let admitted = web.gate.same_origin(&client, headers);
-    let admitted = admitted.and_then(|()| web.admit(&client, headers));
-    let admitted = match admitted {
+    let origin = web.gate.same_origin(&client, headers);
+    let admitted = match admit_viewer(&web, &client, headers, origin) {
         Ok(admitted) => admitted,
-        Err(refusal) => {
-            let line = format!("web: {} was refused: {}", client.peer, refusal.sentence());
-            web.failure_log.log(client.network, &line);
-            return refuse(&refusal);
-        }
+        Err(response) => return response,
     };
     // The number of viewers is limited before anything is allocated for the screen.
     let Some(slot) = web.viewers.acquire(client.network) else {

@@ -42,6 +42,8 @@ pub struct About {
     pub keyboard: Arc<Layout>,
     /// Whether viewers can set the guest's clipboard.
     pub clipboard: bool,
+    /// Whether viewers can hear the guest.
+    pub sound: bool,
     /// The hint on where user name and password are set.
     pub login: &'static str,
     pub restart_hint: &'static str,
@@ -118,6 +120,7 @@ impl Stage for LocalStage {
         About {
             keyboard: interfaces.layout.clone(),
             clipboard: interfaces.clipboard.is_some(),
+            sound: interfaces.sound.has_card(),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
             progress: false,

@@ -72,6 +72,7 @@ fn server() -> (Arc<Server>, Arc<Board>) {
         hub,
         layout: Layout::named("us").unwrap(),
         clipboard: None,
+        sound: Arc::default(),
         power: Box::new(|_| {}),
     };
     tokio::spawn(canvas.clone().run());
@@ -342,6 +343,61 @@ async fn the_page_and_its_files_are_served_with_security_headers() {
     }
     let answer = bench.ask("GET /websockify", &[&bench.origin()]).await;
     assert_eq!(answer.status, 426, "{}", answer.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sound_is_for_those_who_may_see_the_screen() {
+    let folder = tempfile::tempdir().unwrap();
+    let password = secret(folder.path(), "password", "a long word");
+    let guarded = bench(&format!(",password={password}"));
+    let sound = &guarded.server.interfaces.sound;
+    sound.add_card();
+    assert_eq!(guarded.knock_at("audio", &[&guarded.origin()]).await.1.status, 401);
+    let bench = bench("");
+    let origin = bench.origin();
+    let without = bench.knock_at("audio", &[&origin]).await.1;
+    assert_eq!(without.status, 404, "no sound card: {}", without.text());
+    let sound = bench.server.interfaces.sound.clone();
+    sound.add_card();
+    for other in ["Origin: http://evil.example", "Origin: null"] {
+        assert_eq!(bench.knock_at("audio", &[other]).await.1.status, 403, "{other}");
+    }
+    assert_eq!(bench.knock_at("audio", &[]).await.1.status, 101, "a program");
+    let (mut line, answer) = bench.knock_at("audio", &[&origin]).await;
+    assert_eq!(answer.status, 101, "{}", answer.text());
+    let play = async {
+        for number in 1_u32.. {
+            sound.play(&number.to_le_bytes());
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let hear = async {
+        let mut heard = Vec::new();
+        while heard.len() < 100 {
+            // A binary frame with a short length.
+            assert_eq!(line.read_u8().await.unwrap(), 0x82);
+            let length = line.read_u8().await.unwrap();
+            assert!(length < 126 && length.is_multiple_of(4), "{length}");
+            for _ in 0..length / 4 {
+                heard.push(line.read_u32_le().await.unwrap());
+            }
+        }
+        heard
+    };
+    let heard = tokio::select! {
+        () = play => unreachable!("it plays forever"),
+        heard = timeout(TIMEOUT, hear) => heard.expect("sound"),
+    };
+    assert!(heard[1..].windows(2).all(|two| two[0] + 1 == two[1]), "{heard:?}");
+    // Each listener is a viewer, and leaves with its connection.
+    assert_eq!(bench.server.status()[0]["access"], "view");
+    drop(line);
+    let gone = async {
+        while !bench.server.status().is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(TIMEOUT, gone).await.expect("it leaves");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

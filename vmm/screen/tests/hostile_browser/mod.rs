@@ -47,7 +47,8 @@ impl Bench {
         let hub = Arc::<Hub>::default();
         let canvas = Canvas::new(None, hub.clone());
         let (layout, power) = (self.layout.clone(), Box::new(|_| ()));
-        let interfaces = Interfaces { hub, layout, clipboard: None, power };
+        let sound = Arc::default();
+        let interfaces = Interfaces { hub, layout, clipboard: None, sound, power };
         Server::new(canvas, interfaces)
     }
 

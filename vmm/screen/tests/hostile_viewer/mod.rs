@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use host::display::{Mode, Scanout};
 use host::input::Hub;
+use host::sound;
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::clipboard::Clipboard;
@@ -152,7 +153,9 @@ impl Bench {
         let layout = self.layout.clone();
         let clipboard: Option<Arc<dyn Clipboard>> =
             if way == 1 { None } else { Some(Arc::new(Agent)) };
-        let interfaces = Interfaces { hub, layout, clipboard, power: Box::new(|_| ()) };
+        let (sound, power) = (Arc::<sound::Hub>::default(), Box::new(|_| ()));
+        sound.add_card();
+        let interfaces = Interfaces { hub, layout, clipboard, sound, power };
         let rules = Rules { passwords, tls, ..Rules::default() };
         (Server::new(canvas, interfaces), Arc::new(rules))
     }
@@ -213,6 +216,7 @@ async fn send<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
         for (at, piece) in bytes.chunks(PIECE).enumerate() {
             writer.write_all(piece).await.ok();
             writer.flush().await.ok();
+            server.interfaces.sound.play(&[7; 4096]);
             if at == 1 {
                 server.copied("Text von drüben €");
             }

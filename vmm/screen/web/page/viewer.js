@@ -32,7 +32,7 @@ let viewOnly = false;
 let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", clipboard: false, again: "", progress: false };
+let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false };
 
 // --- settings that are remembered, unless the browser forbids it
 const remember = (key, value) => {
@@ -121,6 +121,7 @@ async function connect() {
   viewOnly = access === "view";
   $("looks").hidden = !viewOnly;
   $("out").hidden = !logout;
+  $("sound").hidden = !machine.sound;
   document.body.classList.toggle("looking", viewOnly);
   follow();
   const url = new URL("websockify", location.href);
@@ -600,6 +601,81 @@ $("power").addEventListener("beforetoggle", (event) => {
   if (event.newState === "open") {
     showState();
   }
+});
+
+// --- sound: frames of 16 bits, two channels, in little-endian order
+const RATE = 48000;
+// In seconds: how far ahead frames are scheduled, and how far at most before some are left out.
+const LEAD = 0.15;
+const MAX_LEAD = 0.6;
+// The audio context, its socket, the time at which the next frames begin, and for those who look
+// for a fault: the frames that were scheduled, and how often they came too late or too early.
+let sound = null;
+
+function stopSound() {
+  const last = sound;
+  sound = null;
+  last?.socket.close();
+  last?.context.close();
+  $("sound").setAttribute("aria-pressed", "false");
+}
+
+function startSound() {
+  const context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
+  const url = new URL("audio", location.href);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  const socket = new WebSocket(url);
+  socket.binaryType = "arraybuffer";
+  sound = { context, socket, next: 0, frames: 0, gaps: 0 };
+  const own = sound;
+  socket.onmessage = (event) => playFrames(own, event.data);
+  socket.onclose = () => {
+    if (sound === own) {
+      stopSound();
+      showToast("The sound has ended.");
+    }
+  };
+  $("sound").setAttribute("aria-pressed", "true");
+}
+
+// Schedules frames right behind those before. After a silence, they begin a moment from now.
+function playFrames(own, bytes) {
+  const count = Math.floor(bytes.byteLength / 4);
+  const { context } = own;
+  if (sound !== own || count === 0 || context.state !== "running") {
+    return;
+  }
+  const now = context.currentTime;
+  if (own.next < now) {
+    own.gaps += own.next > 0 ? 1 : 0;
+    own.next = now + LEAD;
+  } else if (own.next > now + MAX_LEAD) {
+    own.gaps += 1;
+    return;
+  }
+  const [view, buffer] = [new DataView(bytes), context.createBuffer(2, count, RATE)];
+  for (let channel = 0; channel < 2; channel += 1) {
+    const samples = buffer.getChannelData(channel);
+    for (let at = 0; at < count; at += 1) {
+      samples[at] = view.getInt16(4 * at + 2 * channel, true) / 32768;
+    }
+  }
+  const source = context.createBufferSource();
+  source.buffer = buffer;
+  source.connect(context.destination);
+  source.start(own.next);
+  own.next += count / RATE;
+  own.frames += count;
+  Object.assign($("sound").dataset, { frames: own.frames, gaps: own.gaps });
+}
+
+$("sound").addEventListener("click", () => {
+  if (sound) {
+    stopSound();
+  } else {
+    startSound();
+  }
+  rfb?.focus();
 });
 
 // --- arrows at the edges show that there are more keys than fit
