@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 use anyhow::{Context, bail, ensure};
 
 use crate::lab::RUNS_ON;
-use crate::tally::{THOROUGH, fits, running};
+use crate::lab::THOROUGH;
+use crate::tally::{fits, running};
 
 /// A test of a run, by the name of its suite or crate and its own.
 #[derive(Debug, PartialEq, Eq)]
