@@ -1,5 +1,5 @@
 //! Other people's systems, unchanged from Debian's packages, as witnesses: GRUB, Linux 7.2,
-//! memtest86+, Xen with a first domain, and iPXE. With `TRANSOM_TESTS=all`, they also run on
+//! memtest86+, Xen with two domains, and iPXE. With `TRANSOM_TESTS=all`, they also run on
 //! QEMU's q35, and every difference between what they find is intended, for the reason in
 //! `witnesses/expected.txt`.
 #![forbid(unsafe_code)]
@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         test("grub_and_linux_7_2_find_what_they_find_on_qemu", menu::differences).thorough(),
         test("memtest86_passes", || menu::tests_memory(Machine::Transom).map(drop)),
         test("memtest86_finds_the_memory_that_it_finds_on_qemu", menu::same_memory).thorough(),
-        test("xen_starts_its_first_domain", || menu::starts_xen(Machine::Transom)).thorough(),
+        test("xen_starts_two_domains", || menu::starts_xen(Machine::Transom)).thorough(),
+        test("xen_starts_two_domains_on_qemu", || menu::starts_xen(Machine::Qemu)).thorough(),
         Test::new("ipxe_fetches_linux_13_through_both_cards", move || {
             in_namespace(move || netboot::starts_linux(ours, "GENERIC_13"))
         }),
