@@ -414,8 +414,8 @@ static void end_blocks(const char *name, u32 seed, const char *failed, u32 refus
           lost, extra);
 }
 
-/* The host does not read: the ring fills up, and further writes are refused at once. The device first takes what the
- * host's socket has room for, which takes a moment on a busy host. */
+/* The host does not read: the ring fills up, and further writes are refused at once. The device
+ * first takes what the host's socket has room for, which takes a moment on a busy host. */
 static void full(void)
 {
     u32 refused = 0, seed = 1000;
