@@ -57,7 +57,9 @@ fn finished(line: &str) -> Option<(&str, Result)> {
     if let Some(skip) = line.strip_prefix(skip::WHOLE) {
         return Some((skip.strip_suffix(THOROUGH)?.strip_suffix(": ")?, Result::Skipped));
     }
-    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    // It may begin anywhere in a line, because standard error is another stream.
+    let (before, rest) = line.split_once(" ... ")?;
+    let (_, name) = before.rsplit_once("test ")?;
     let result = match rest.split(' ').next() {
         Some("ok") => Result::Passed,
         Some("FAILED") => Result::Failed,
@@ -154,6 +156,12 @@ test linux_13_ends ... FAILED <3.0s>
             ("this host", "the lab")
         );
         assert_eq!(outcomes[2].name, "linux::linux_12_boots");
+    }
+
+    #[test]
+    fn a_result_is_read_behind_words_of_standard_error() {
+        assert_eq!(finished("pci: 47test it_is ... ok <0.4s>"), Some(("it_is", Result::Passed)));
+        assert_eq!(finished("a test of ours failed"), None);
     }
 
     #[test]
