@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::lab::RUNS_ON;
-use crate::lab::THOROUGH;
+use crate::lab::{RUNS_ON, THOROUGH};
 use crate::tally::{fits, running};
 
 /// A test of a run, by the name of its suite or crate and its own.
@@ -40,7 +39,7 @@ pub fn read(output: &str) -> Vec<Outcome> {
     for line in output.lines() {
         if let Some(name) = running(line) {
             (target, place) = (name, "this host");
-        } else if let Some(words) = line.strip_prefix(RUNS_ON) {
+        } else if let Some((_, words)) = line.split_once(RUNS_ON) {
             place = words;
         } else if let Some((name, result)) = finished(line) {
             outcomes.push(Outcome {
@@ -53,11 +52,12 @@ pub fn read(output: &str) -> Vec<Outcome> {
     outcomes
 }
 
+/// Results may begin anywhere in a line, as for `Tally`: standard error is another stream.
 fn finished(line: &str) -> Option<(&str, Result)> {
-    if let Some(skip) = line.strip_prefix(skip::WHOLE) {
-        return Some((skip.strip_suffix(THOROUGH)?.strip_suffix(": ")?, Result::Skipped));
+    let skip = line.split_once(skip::WHOLE).map(|(_, what)| what);
+    if let Some(name) = skip.and_then(|what| what.strip_suffix(THOROUGH)?.strip_suffix(": ")) {
+        return Some((name, Result::Skipped));
     }
-    // It may begin anywhere in a line, because standard error is another stream.
     let (before, rest) = line.split_once(" ... ")?;
     let (_, name) = before.rsplit_once("test ")?;
     let result = match rest.split(' ').next() {
