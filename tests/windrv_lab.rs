@@ -3,37 +3,21 @@
 
 use std::env;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use transom_tests::lab::{self, Lab};
 use transom_tests::program::not_run;
 use transom_tests::suite::{Suite, Test};
 
+#[path = "windrv/drivers.rs"]
+mod drivers;
 #[path = "windrv/image.rs"]
 mod image;
 #[path = "windrv/report.rs"]
 mod report;
 
-use report::Report;
-
-/// A driver, its modes (see `windrv/README.md`), and the minimum number of checks in each mode.
-struct Driver {
-    name: &'static str,
-    modes: &'static [&'static str],
-    checks: usize,
-}
-
-const DRIVERS: &[Driver] = &[
-    Driver { name: "viorng", modes: &["msix", "wire"], checks: 18 },
-    Driver { name: "balloon", modes: &["wire"], checks: 30 },
-    Driver { name: "vioserial", modes: &["msix", "wire"], checks: 40 },
-    Driver { name: "netkvm", modes: &["msix4", "msix1", "two", "one", "wire"], checks: 42 },
-    Driver { name: "viostor", modes: STORAGE, checks: 56 },
-    Driver { name: "vioscsi", modes: STORAGE, checks: 55 },
-];
-const STORAGE: &[&str] = &["msix4", "late4", "msix1", "few", "one", "wire"];
+use drivers::{DRIVERS, Driver};
 
 /// The tests that always run: interrupts of each kind. The others run only with
 /// `TRANSOM_TESTS=all`, and want a processor of their own: the checks of the balloon have limits.
@@ -69,18 +53,7 @@ fn run(driver: &Driver, mode: &str) -> Result<()> {
         not_run(image::SUITE, "the guest was not built: set TRANSOM_VIRTIO_WIN");
         return Ok(());
     }
-    let folder = tempfile::tempdir()?;
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut command = Command::new(tests.join("windrv/run"));
-    command.arg(image).arg(folder.path()).arg(lab::vmm()?).env("PATH", path()?);
-    command.args([format!("driver={}", driver.name), format!("mode={mode}")]);
-    let ended = command.output().with_context(|| format!("{command:?}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (output, log) = (text(&ended.stdout), text(&ended.stderr));
-    let everything = || format!("{}:\n{output}\n{log}", ended.status);
-    Report::read(&output).and_then(|it| it.judge(driver.checks)).with_context(everything)?;
-    ensure!(ended.status.success(), everything());
-    Ok(())
+    driver.run(mode, &image, &lab::vmm()?, [("PATH", path()?)])
 }
 
 /// The programs of the distribution come first: others of the same name, such as the scripts of
