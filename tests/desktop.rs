@@ -38,9 +38,9 @@ fn main() -> ExitCode {
     let name = "linux_is_used_through_a_viewer_and_a_browser";
     let cd = "an_install_cd_is_seen_through_the_pod";
     let tests = vec![
-        firmware("13"),
         Test::new(name, linux_is_used),
         Test::new(cd, install::is_seen_in_a_browser),
+        firmware("13").thorough(),
         firmware("12").thorough(),
     ];
     Suite { lab: LAB, tests }.main_outside()

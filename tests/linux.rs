@@ -57,7 +57,8 @@ fn main() -> ExitCode {
     let mut tests = Vec::new();
     tests.extend(both("pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm));
     tests.extend(both("reacts_to_the_power_button", reacts_to_the_power_button));
-    tests.extend(both("reboots_in_the_same_process", reboots_in_the_same_process));
+    tests.push(test("13", "reboots_in_the_same_process", reboots_in_the_same_process));
+    tests.push(test("12", "reboots_in_the_same_process", reboots_in_the_same_process).thorough());
     // The suite `disks` covers NVMe with message interrupts, on both kernels.
     let wire = "keeps_files_on_nvme_with_an_interrupt_line";
     tests.push(test("13", wire, keeps_files_on_nvme_with_an_interrupt_line));
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
     tests.push(Test::new("doctor_reports_a_kernel_that_hangs", doctor).thorough());
     // The newer kernel reports more errors.
     let (says, after) = ("logs_no_new_errors", "logs_no_new_errors_after_firmware");
-    tests.push(test("13", says, logs_no_new_errors));
+    tests.push(test("13", says, logs_no_new_errors).thorough());
     tests.push(test("13", after, logs_no_new_errors_after_firmware));
     tests.push(test("12", says, logs_no_new_errors).thorough());
     tests.push(test("12", after, logs_no_new_errors_after_firmware).thorough());

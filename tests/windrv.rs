@@ -6,12 +6,16 @@
 //! disk does not have the data that the guest wrote.
 #![forbid(unsafe_code)]
 
+#[path = "windrv/drivers.rs"]
+mod drivers;
 #[path = "windrv/image.rs"]
 mod image;
 #[path = "windrv/kmdf.rs"]
 mod kmdf;
 #[path = "windrv/netkvm.rs"]
 mod netkvm;
+#[path = "windrv/qemu.rs"]
+mod qemu;
 #[path = "windrv/report.rs"]
 mod report;
 

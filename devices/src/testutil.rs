@@ -1,6 +1,7 @@
 //! Boards, drivers and hostile guests for tests and fuzzers.
 
 pub mod ahci;
+pub mod bulk;
 pub mod driver;
 pub mod e1000e;
 pub mod hda;

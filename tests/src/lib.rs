@@ -25,6 +25,7 @@ pub mod print;
 pub mod program;
 pub mod python;
 pub mod rebalance;
+pub mod recorded;
 pub mod rehearsal;
 pub mod sight;
 pub mod standstill;

@@ -31,6 +31,8 @@ struct Machine {
     more: usize,
     /// 512M without it.
     memory: Option<&'static str>,
+    /// Intel's network card is in the same machine, on a network of its own.
+    beside_intels: bool,
 }
 
 /// The tests of the adapter: one for each mode.
@@ -58,6 +60,12 @@ fn above_4_gib() -> Result<()> {
     Machine { mode: "msix1", words: kmdf::HIGH, memory, ..Machine::default() }.on_a_socket()
 }
 
+/// Both cards have one interrupt line each, which they may share.
+#[test]
+fn beside_intels_card() -> Result<()> {
+    Machine { mode: "wire", beside_intels: true, ..Machine::default() }.on_a_socket()
+}
+
 /// The host's kernel takes packets without checksums, and of many segments.
 #[test]
 fn offloads() -> Result<()> {
@@ -69,7 +77,7 @@ fn offloads() -> Result<()> {
         device: ",vhost=off",
         words: " offloads=on",
         more: OFFLOADS,
-        memory: None,
+        ..Machine::default()
     };
     in_namespace(move || machine.on_a_tap())
 }
@@ -82,16 +90,12 @@ impl Machine {
     fn on_a_socket(&self) -> Result<()> {
         let Some(image) = image::image()? else { return Ok(()) };
         let folder = tempfile::tempdir()?;
-        let network = folder.path().join("network");
-        let network = network.to_str().context("a path")?;
-        let peer = kmdf::program("peer", network)?;
-        // The link must be up from the start.
-        let deadline = Instant::now() + PATIENCE;
-        while !Path::new(network).exists() {
-            ensure!(Instant::now() < deadline, "the peer does not listen: {}", peer.stderr.text());
-            sleep(Duration::from_millis(5));
+        let (_peer, network) = peer(&folder.path().join("network"))?;
+        if !self.beside_intels {
+            return self.run(image, &network, &[]);
         }
-        self.run(image, &format!("passt:{network}"))
+        let (_peer, other) = peer(&folder.path().join("other"))?;
+        self.run(image, &network, &["--device", &format!("e1000e,to={other}")])
     }
 
     /// Needs root, and a namespace of its own.
@@ -104,18 +108,18 @@ impl Machine {
         let network = format!("tap:{TAP}");
         let mut peer = kmdf::program("peer", &network)?;
         peer.says("ready", 1)?;
-        self.run(image, &network)
+        self.run(image, &network, &[])
     }
 
-    fn run(&self, image: &Path, network: &str) -> Result<()> {
-        let Self { mode, device, words, more, memory } = self;
+    fn run(&self, image: &Path, network: &str, more_devices: &[&str]) -> Result<()> {
+        let Self { mode, device, words, more, memory, .. } = self;
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
         let device = format!("virtio-net,to={network},mac={ADDRESS}{device}");
         let words = format!("driver=netkvm mode={mode} host=vmm{words}");
         let mut machine = Command::new(vmm());
         machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
-        machine.args(["--accept-emulation", "--device", &device]);
+        machine.args(["--accept-emulation", "--device", &device]).args(more_devices);
         machine.args(["--memory", memory.unwrap_or("512M")]);
         machine.args(["--cmdline", &words, "--kernel"]).arg(image).arg("--control").arg(&control);
         let mut guest = Running::spawn(&mut machine)?;
@@ -125,4 +129,16 @@ impl Machine {
         ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
         Report::read(&output).and_then(|it| it.judge(CHECKS + more)).with_context(everything)
     }
+}
+
+/// A peer that listens at `socket`, and its network: the link must be up from the start.
+fn peer(socket: &Path) -> Result<(Running, String)> {
+    let path = socket.to_str().context("a path")?;
+    let peer = kmdf::program("peer", path)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        ensure!(Instant::now() < deadline, "the peer does not listen: {}", peer.stderr.text());
+        sleep(Duration::from_millis(5));
+    }
+    Ok((peer, format!("passt:{path}")))
 }

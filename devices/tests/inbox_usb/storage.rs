@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use devices::testutil::Bench;
+use devices::testutil::bulk::wrapper;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -66,14 +67,7 @@ impl Stor {
 
     fn wrap(&mut self, cdb: &[u8], length: u32, inward: bool) -> [u8; 31] {
         self.tag += 0x10;
-        let mut bytes = [0; 31];
-        bytes[..4].copy_from_slice(b"USBC");
-        bytes[4..8].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[8..12].copy_from_slice(&length.to_le_bytes());
-        bytes[12] = u8::from(inward) << 7;
-        bytes[14] = u8::try_from(cdb.len()).unwrap();
-        bytes[15..15 + cdb.len()].copy_from_slice(cdb);
-        bytes
+        wrapper(self.tag, cdb, length, inward)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Ended {

@@ -121,24 +121,3 @@ impl Inputs {
         input
     }
 }
-
-#[cfg(test)]
-mod test {
-    use super::*;
-    use crate::TARGETS;
-
-    #[test]
-    fn inputs_depend_only_on_the_seed() {
-        for target in TARGETS {
-            let of = |seed| {
-                let mut inputs = Inputs::new(target, seed, vec![vec![7; 20]]);
-                [(); 40].map(|()| inputs.make())
-            };
-            assert_eq!(of(1), of(1), "{}", target.name);
-            assert_ne!(of(1), of(2), "{}", target.name);
-            assert!(of(3).iter().all(|input| input.len() <= target.max_length), "{}", target.name);
-        }
-        let first = |name| Inputs::new(Target::find(name).unwrap(), 1, Vec::new()).make();
-        assert_ne!(first("nvme"), first("xhci"));
-    }
-}

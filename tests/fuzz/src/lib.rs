@@ -65,20 +65,3 @@ pub fn found(target: &str) -> anyhow::Result<Vec<Vec<u8>>> {
     let read = |path: PathBuf| std::fs::read(&path).with_context(|| format!("{}", path.display()));
     paths.into_iter().map(read).collect()
 }
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn every_found_input_has_a_target() {
-        for folder in found_folder().read_dir().into_iter().flatten() {
-            let name = folder.unwrap().file_name().into_string().unwrap();
-            assert!(name == "README.md" || Target::find(&name).is_some(), "{name}");
-        }
-        let mut names: Vec<_> = TARGETS.iter().map(|it| it.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), TARGETS.len());
-    }
-}

@@ -77,10 +77,40 @@ fn say(text: &str) {
 
 #[cfg(test)]
 mod test {
+    use fuzz::found_folder;
+    use fuzz::input::Inputs;
+
     use super::*;
 
     #[test]
     fn two_runs_have_different_seeds() {
         assert_ne!(seed().unwrap(), seed().unwrap());
+    }
+
+    #[test]
+    fn every_found_input_has_a_target() {
+        for folder in found_folder().read_dir().into_iter().flatten() {
+            let name = folder.unwrap().file_name().into_string().unwrap();
+            assert!(name == "README.md" || Target::find(&name).is_some(), "{name}");
+        }
+        let mut names: Vec<_> = TARGETS.iter().map(|it| it.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TARGETS.len());
+    }
+
+    #[test]
+    fn inputs_depend_only_on_the_seed() {
+        for target in TARGETS {
+            let of = |seed| {
+                let mut inputs = Inputs::new(target, seed, vec![vec![7; 20]]);
+                [(); 40].map(|()| inputs.make())
+            };
+            assert_eq!(of(1), of(1), "{}", target.name);
+            assert_ne!(of(1), of(2), "{}", target.name);
+            assert!(of(3).iter().all(|input| input.len() <= target.max_length), "{}", target.name);
+        }
+        let first = |name| Inputs::new(Target::find(name).unwrap(), 1, Vec::new()).make();
+        assert_ne!(first("nvme"), first("xhci"));
     }
 }

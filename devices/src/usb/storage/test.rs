@@ -11,6 +11,7 @@ use super::*;
 use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
+use crate::testutil::bulk::wrapper;
 use crate::testutil::xhci::{BULK_IN, BULK_OUT, COMPLETION, Driver, NORMAL, block};
 use host::disk::{Channel, Fault, Geometry, Image, Operation, Request};
 use host::memory::Piece;
@@ -87,14 +88,7 @@ impl<'a> Host<'a> {
 
     fn wrapper(&mut self, cdb: &[u8], length: u32, is_in: bool) -> [u8; 31] {
         self.tag += 1;
-        let mut bytes = [0; 31];
-        bytes[..4].copy_from_slice(b"USBC");
-        bytes[4..8].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[8..12].copy_from_slice(&length.to_le_bytes());
-        bytes[12] = u8::from(is_in) << 7;
-        bytes[14] = u8::try_from(cdb.len()).unwrap();
-        bytes[15..15 + cdb.len()].copy_from_slice(cdb);
-        bytes
+        wrapper(self.tag, cdb, length, is_in)
     }
 
     fn send(&mut self, wrapper: &[u8]) -> u32 {

@@ -2,6 +2,7 @@
 //! chain that ends with an Event Data TRB, which requests the event. The data TRBs request none.
 
 use super::*;
+use crate::testutil::bulk::wrapper;
 use crate::testutil::xhci::{BULK_IN, BULK_OUT};
 
 /// A time limit that is enough even on a busy machine.
@@ -289,13 +290,7 @@ struct Disk<'a> {
 impl Disk<'_> {
     fn wrap(&mut self, cdb: &[u8], length: u32, inward: bool) {
         self.tag += 1;
-        let mut bytes = [0; 31];
-        bytes[..4].copy_from_slice(b"USBC");
-        bytes[4..8].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[8..12].copy_from_slice(&length.to_le_bytes());
-        bytes[12] = u8::from(inward) << 7;
-        bytes[14] = u8::try_from(cdb.len()).unwrap();
-        bytes[15..15 + cdb.len()].copy_from_slice(cdb);
+        let bytes = wrapper(self.tag, cdb, length, inward);
         self.guest.driver.write(DATA, &bytes);
         let (_, expected) = self.guest.transfer(BULK_OUT, &[31]);
         self.guest.expect_events("wrapper", &[expected]);

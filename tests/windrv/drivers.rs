@@ -1,0 +1,51 @@
+//! Each of Windows' drivers in each mode, run by `tests/windrv/run`.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::report::Report;
+
+pub(crate) struct Driver {
+    pub(crate) name: &'static str,
+    /// The modes (see `windrv/README.md`).
+    pub(crate) modes: &'static [&'static str],
+    /// The minimum number of checks in each mode.
+    checks: usize,
+}
+
+pub(crate) const DRIVERS: &[Driver] = &[
+    Driver { name: "viorng", modes: &["msix", "wire"], checks: 18 },
+    Driver { name: "balloon", modes: &["wire"], checks: 30 },
+    Driver { name: "vioserial", modes: &["msix", "wire"], checks: 40 },
+    Driver { name: "netkvm", modes: &["msix4", "msix1", "two", "one", "wire"], checks: 42 },
+    Driver { name: "viostor", modes: STORAGE, checks: 56 },
+    Driver { name: "vioscsi", modes: STORAGE, checks: 55 },
+];
+const STORAGE: &[&str] = &["msix4", "late4", "msix1", "few", "one", "wire"];
+
+impl Driver {
+    /// Runs the guest on `program`, which is a `vmm` or `qemu`. `settings` are variables of the
+    /// environment.
+    pub(crate) fn run<'a>(
+        &self,
+        mode: &str,
+        image: &Path,
+        program: &Path,
+        settings: impl IntoIterator<Item = (&'a str, String)>,
+    ) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut command = Command::new(tests.join("windrv/run"));
+        command.arg(image).arg(folder.path()).arg(program).envs(settings);
+        command.args([format!("driver={}", self.name), format!("mode={mode}")]);
+        let ended = command.output().with_context(|| format!("{command:?}"))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (output, log) = (text(&ended.stdout), text(&ended.stderr));
+        let everything = || format!("{} {mode}: {}:\n{output}\n{log}", self.name, ended.status);
+        Report::read(&output).and_then(|it| it.judge(self.checks)).with_context(everything)?;
+        ensure!(ended.status.success(), everything());
+        Ok(())
+    }
+}
