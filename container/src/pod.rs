@@ -59,6 +59,7 @@ use crate::descriptors;
 use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
+use crate::qmp::{self, Monitors};
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
@@ -119,6 +120,7 @@ struct Outside {
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
     web: Arc<WebState>,
+    monitors: Arc<Monitors>,
 }
 
 /// A pod after the first preparations.
@@ -134,6 +136,7 @@ struct Pod {
     story: Arc<Story>,
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
+    monitors: Arc<Monitors>,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
     oom_kills: u64,
@@ -157,7 +160,10 @@ async fn run_to_end(
     };
     // The probe has no volume of its own, but disks on it can be attached to the probe.
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
-    jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
+    let own: Vec<_> = [Some(runtime_folder.path()), storage].into_iter().flatten().collect();
+    let settings = &plan.input.settings;
+    jail::build(&[&own[..], &Monitors::folders(settings)].concat());
+    let monitors = Monitors::new(runtime_folder.control(), plan.name(), &own);
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
@@ -167,13 +173,17 @@ async fn run_to_end(
     if let Some(served) = web::open(&plan.input.settings, &guard, &web)? {
         tokio::spawn(served);
     }
+    if let Some(served) = qmp::open(settings, &monitors)? {
+        tokio::spawn(served);
+    }
     *shown = true;
     if let Some(line) = web::line(&plan.input, &guard) {
         story.info(&line);
     }
     let end_notice = EndNotice::default();
     inquiry::open(&runtime_folder.pod(), web.clone(), end_notice.clone()).map(tokio::spawn)?;
-    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent, web };
+    let story = story.clone();
+    let outside = Outside { runtime_folder, guard, story, guest, agent, web, monitors };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -237,6 +247,7 @@ async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8
                 let monitor = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
                 let status = pod.watch(child, events, signals).await;
                 monitor.abort();
+                pod.monitors.end(&status).await;
                 status
             }
             Err(error) => Err(error),
@@ -265,7 +276,7 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent, web } = outside;
+        let Outside { runtime_folder, guard, story, guest, agent, web, monitors } = outside;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
@@ -278,6 +289,7 @@ impl Pod {
             story,
             guest,
             agent,
+            monitors,
             oom_kills: host::oom_kills(Path::new("/")),
         })
     }
@@ -481,6 +493,9 @@ impl Pod {
                     }
                     let budget = Budget::of(self.plan.input.settings.pod.timeout.0);
                     let agent = asks.then_some(&*self.agent);
+                    if asks {
+                        self.monitors.report_powerdown();
+                    }
                     stop::stop(&mut child, budget, agent, signals).await;
                     return Ok(status);
                 }
