@@ -22,6 +22,7 @@ pub mod medium;
 pub mod net;
 pub mod plan;
 pub mod pod;
+pub mod qmp;
 pub mod settings;
 pub mod setup_disk;
 pub mod source;

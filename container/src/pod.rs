@@ -5,6 +5,7 @@ pub mod balloon;
 pub mod boot_retry;
 pub mod child;
 pub mod console;
+mod failure;
 pub mod fetch;
 pub mod guard;
 pub mod guest_log;
@@ -41,6 +42,7 @@ use self::balloon::Balloon;
 use self::boot_retry::{BootRetry, KeyPrompt};
 use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
+use self::failure::{killed_error, nothing_boots_error};
 use self::guard::Guard;
 use self::guest_log::LoggedLines;
 use self::inquiry::EndNotice;
@@ -57,14 +59,14 @@ use crate::descriptors;
 use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
-use crate::settings::Boot;
+use crate::qmp::{self, Monitors};
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
 use crate::settings::translate::Serial;
 use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
-use crate::status::{Failure, Status};
+use crate::status::SIGNALS;
 use crate::story::{Phase, Story, log_layer};
 use crate::web::{self, WebState};
 
@@ -75,8 +77,6 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
 const WINDOWS: &str = "Windows Boot Manager";
-/// Added to the number of a signal, it is the status of a pod that the signal ended.
-const SIGNALS: u8 = 128;
 /// The last line of a pod that did not fail. Tools wait for it.
 pub const SHUT_DOWN: &str = "Shutdown completed!";
 /// How long the pod's end waits for viewers and other tasks.
@@ -120,6 +120,7 @@ struct Outside {
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
     web: Arc<WebState>,
+    monitors: Arc<Monitors>,
 }
 
 /// A pod after the first preparations.
@@ -135,6 +136,7 @@ struct Pod {
     story: Arc<Story>,
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
+    monitors: Arc<Monitors>,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
     oom_kills: u64,
@@ -158,7 +160,10 @@ async fn run_to_end(
     };
     // The probe has no volume of its own, but disks on it can be attached to the probe.
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());
-    jail::build(&[Some(runtime_folder.path()), storage].into_iter().flatten().collect::<Vec<_>>());
+    let own: Vec<_> = [Some(runtime_folder.path()), storage].into_iter().flatten().collect();
+    let settings = &plan.input.settings;
+    jail::build(&[&own[..], &Monitors::folders(settings)].concat());
+    let monitors = Monitors::new(runtime_folder.control(), plan.name(), &own);
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let guest = Arc::<OnceLock<GuestAddress>>::default();
     let agent = Arc::new(Agent::new(runtime_folder.agent()));
@@ -168,13 +173,17 @@ async fn run_to_end(
     if let Some(served) = web::open(&plan.input.settings, &guard, &web)? {
         tokio::spawn(served);
     }
+    if let Some(served) = qmp::open(settings, &monitors)? {
+        tokio::spawn(served);
+    }
     *shown = true;
     if let Some(line) = web::line(&plan.input, &guard) {
         story.info(&line);
     }
     let end_notice = EndNotice::default();
     inquiry::open(&runtime_folder.pod(), web.clone(), end_notice.clone()).map(tokio::spawn)?;
-    let outside = Outside { runtime_folder, guard, story: story.clone(), guest, agent, web };
+    let story = story.clone();
+    let outside = Outside { runtime_folder, guard, story, guest, agent, web, monitors };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -238,6 +247,7 @@ async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8
                 let monitor = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
                 let status = pod.watch(child, events, signals).await;
                 monitor.abort();
+                pod.monitors.end(&status).await;
                 status
             }
             Err(error) => Err(error),
@@ -266,7 +276,7 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent, web } = outside;
+        let Outside { runtime_folder, guard, story, guest, agent, web, monitors } = outside;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
@@ -279,6 +289,7 @@ impl Pod {
             story,
             guest,
             agent,
+            monitors,
             oom_kills: host::oom_kills(Path::new("/")),
         })
     }
@@ -462,10 +473,7 @@ impl Pod {
                         BootEvent::Nothing if from_disk || waits => os_boots = false,
                         BootEvent::Nothing => {
                             child.kill();
-                            let boot = self.plan.input.settings.machine.boot;
-                            let mark = self.volume.as_ref().and_then(Volume::mark);
-                            let source = &self.plan.source;
-                            return Err(nothing_boots_error(source, boot, mark.as_deref(), &last));
+                            return Err(self.nothing_boots(&last));
                         }
                     }
                 }
@@ -485,11 +493,20 @@ impl Pod {
                     }
                     let budget = Budget::of(self.plan.input.settings.pod.timeout.0);
                     let agent = asks.then_some(&*self.agent);
+                    if asks {
+                        self.monitors.report_powerdown();
+                    }
                     stop::stop(&mut child, budget, agent, signals).await;
                     return Ok(status);
                 }
             }
         }
+    }
+
+    fn nothing_boots(&self, last: &str) -> anyhow::Error {
+        let boot = self.plan.input.settings.machine.boot;
+        let mark = self.volume.as_ref().and_then(Volume::mark);
+        nothing_boots_error(&self.plan.source, boot, mark.as_deref(), last)
     }
 
     fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
@@ -546,86 +563,5 @@ pub fn started(app: &str, web_port: Option<u32>) -> String {
             "{app} started successfully, visit http://127.0.0.1:{port}/ to view the screen..."
         ),
         None => format!("{app} started successfully"),
-    }
-}
-
-/// `starved` is set if the kernel killed the machine for lack of memory; its value says whether the
-/// pod has a memory limit.
-fn killed_error(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
-    let out = match starved {
-        Some(true) => "the container's memory limit was reached: raise it, or lower RAM_SIZE",
-        Some(false) => "the host had no memory left: free some there, or lower RAM_SIZE",
-        None => "start it again",
-    };
-    let kept = "acknowledged writes to its disk are not lost";
-    Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}: {kept}"))
-}
-
-/// `mark` is the file that makes the disk boot before media.
-fn nothing_boots_error(
-    source: &Source,
-    boot: Boot,
-    mark: Option<&Path>,
-    last: &str,
-) -> anyhow::Error {
-    let out = match source {
-        _ if boot.is_secure() && last.contains("Access Denied") => {
-            "Secure Boot refused an unsigned system, or one with an unknown signature: set \
-             BOOT_MODE=windows to start it without Secure Boot"
-                .to_owned()
-        }
-        Source::Medium(path) => {
-            format!("{} cannot be booted with UEFI: try another ISO image", path.display())
-        }
-        _ => {
-            let disk = "the disk has no system for UEFI: mount an ISO as";
-            match mark {
-                Some(mark) => format!(
-                    "{disk} /start.iso, which boots before the disk, or, to install anew, delete \
-                     the disk and {}",
-                    mark.display()
-                ),
-                None => format!(
-                    "{disk} /start.iso, which boots before the disk, or delete the disk to install \
-                     anew"
-                ),
-            }
-        }
-    };
-    Failure::new(
-        Status::Failed,
-        format!("the firmware found nothing to boot: {out}. Its last lines:\n{last}"),
-    )
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn an_out_of_memory_kill_is_told_apart_from_other_kills() {
-        let of = |starved| format!("{:#}", killed_error("Windows", 9, starved));
-        assert!(of(None).starts_with("Windows was ended by signal 9: start it again: "));
-        assert!(of(Some(true)).contains("memory limit was reached: raise it, or lower RAM_SIZE"));
-        assert!(of(Some(false)).contains("the host had no memory left"));
-    }
-
-    #[test]
-    fn a_boot_without_a_bootable_device_explains_itself() {
-        let medium = Source::Medium("/custom.iso".into());
-        let of = |boot, last| format!("{:#}", nothing_boots_error(&medium, boot, None, last));
-        let denied = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from \
-                      PciRoot(0x0)/Pci(0x2,0x0): Access Denied";
-        let (refused, plain) = (of(Boot::Secure, denied), of(Boot::Uefi, denied));
-        assert!(refused.contains("BOOT_MODE=windows") && refused.ends_with(denied), "{refused}");
-        assert!(plain.contains("/custom.iso cannot be booted"), "{plain}");
-        assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso cannot be booted"));
-        let disk = Source::Disk("/storage/data.img".into());
-        let of = |mark| format!("{:#}", nothing_boots_error(&disk, Boot::Uefi, mark, ""));
-        // With the mark, the disk boots before any /custom.iso.
-        let marked = of(Some(Path::new("/storage/windows.boot")));
-        let ways = ["as /start.iso", "delete the disk and /storage/windows.boot"];
-        assert!(ways.iter().all(|way| marked.contains(way)), "{marked}");
-        assert!(of(None).contains("or delete the disk to install anew."), "{}", of(None));
     }
 }

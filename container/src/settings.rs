@@ -30,6 +30,7 @@ use screen::web::stage::{Layout, LayoutName};
 use self::language::{Culture, Keyboard, Language};
 use self::translate::arguments::Arguments;
 use self::translate::flags::Flags;
+use self::translate::monitor::{Monitor, Place, Protocol};
 use self::translate::smbios::Smbios;
 use self::translate::{
     Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Sound, Topology,
@@ -43,6 +44,8 @@ use self::words::{
     ProxyUrl, UserName, Workgroup, Zone,
 };
 
+/// The socket of the human monitor in the reference image.
+pub const MONITOR_SOCKET: &str = "/run/shm/monitor.sock";
 /// The default port of VNC servers (RFC 6143 9).
 const VNC_PORT: u16 = 5900;
 
@@ -93,6 +96,31 @@ impl Settings {
             (slot.store)(&mut settings, variable.default).expect("a test reads every default");
         }
         settings
+    }
+
+    /// Listeners for QEMU's control protocols.
+    pub fn monitors(&self) -> Vec<(Protocol, Place)> {
+        let of = |protocol, monitor: &Option<Monitor>| {
+            Some((protocol, monitor.as_ref()?.place.clone()?))
+        };
+        let own = [of(Protocol::Qmp, &self.pod.qmp), of(Protocol::Human, &self.pod.monitor)];
+        let arguments = self.machine.arguments.iter().flat_map(|it| it.monitors.iter().cloned());
+        let mut all: Vec<_> = own.into_iter().flatten().chain(arguments).collect();
+        let usual = Place::Unix(MONITOR_SOCKET.into());
+        if self.pod.compat == Compat::Dockur && all.iter().all(|(_, place)| *place != usual) {
+            all.push((Protocol::Human, usual));
+        }
+        all
+    }
+
+    /// TCP ports of [`Self::monitors`].
+    pub fn monitor_ports(&self) -> Vec<u16> {
+        let all = self.monitors().into_iter();
+        all.filter_map(|(_, place)| match place {
+            Place::Tcp(address) => Some(address.port()),
+            Place::Unix(_) => None,
+        })
+        .collect()
     }
 
     /// The port for VNC viewers, or nothing if the pod has no VNC server.
@@ -422,6 +450,9 @@ pub struct Pod {
     pub debug: bool,
     pub trace: bool,
     pub engine: Option<String>,
+    /// The listeners for QEMU's control protocols.
+    pub qmp: Option<Monitor>,
+    pub monitor: Option<Monitor>,
 }
 
 impl Pod {

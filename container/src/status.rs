@@ -3,6 +3,9 @@
 
 use std::fmt;
 
+/// Added to the number of a signal, it is the status of a pod that the signal ended.
+pub const SIGNALS: u8 = 128;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {

@@ -174,8 +174,8 @@ const CASES: &[Case] = cases! {
     "QEMU_TIMEOUT" "300" => "300" not "0";
     "ERROR_HOLD" "5" => "5" not "30s";
     "COMPAT" "dockur" => "dockur" not "kubevirt";
-    "MONITOR" "stdio" => "transom";
-    "QMP" "tcp:0.0.0.0:7149,server,wait=off" => "transom";
+    "MONITOR" "telnet:localhost:7100,server" => "tcp:127.0.0.1:7100" not "a\u{7}";
+    "QMP" "tcp:0.0.0.0:7149,server,wait=off" => "tcp:0.0.0.0:7149" not "a\u{7}";
     "LOG_FORMAT" "JSON" => "json" not "xml";
     "DEBUG" "Y" => "Y" not "x";
     "TRACE" "Y" => "Y" not "x";
@@ -364,7 +364,7 @@ const KEEP_CASE: &[&str] = &[
     "COMMAND", "USERNAME", "DOMAIN", "DOMAIN_OU", "WORKGROUP", "HOST", "APP", "TZ", "container",
     "DRIVERS", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "STORAGE", "DISK_NAME",
     "DEVICE", "DEVICE2", "DEVICE3", "DEVICE4", "DEVICE5", "DEVICE6", "DEV", "TAP",
-    "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS",
+    "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS", "MONITOR", "QMP",
 ];
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use container::pod::SHUT_DOWN;
 use serde_json::Value;
 use transom_tests::lab;
@@ -35,6 +35,15 @@ const FIRMWARE: &str = "BdsDxe: ";
 /// LinOffice takes these words in the log for a broken container.
 const BROKEN: [&str; 3] = ["error", "failed", "fatal"];
 const GRACE: &str = "120";
+/// Sends the first argument to the port that is the second, and shows the answers.
+const NC: &str = "printf %s \"$1\" | timeout 60 nc -N 127.0.0.1 \"$2\"";
+/// WinBoat's requests, none of which ends with a line feed.
+const QMP: &str = "{\"execute\":\"qmp_capabilities\"}{\"execute\":\"query-commands\"}\
+    {\"execute\":\"query-status\"}\
+    {\"execute\":\"human-monitor-command\",\"arguments\":{\"command-line\":\"info qtree\"}}\
+    {\"execute\":\"device_add\",\"arguments\":{\"driver\":\"usb-host\",\"id\":\"1133:49970\",\
+    \"vendorid\":1133,\"productid\":49970,\"hostdevice\":\"/dev/bus/usb/001/004\"}}\
+    {\"execute\":\"device_del\",\"arguments\":{\"id\":\"1133:49970\"}}";
 
 pub(crate) fn starts(host: &Host, file: &'static str) -> anyhow::Result<()> {
     let compose = read(file)?;
@@ -52,6 +61,10 @@ pub(crate) fn starts(host: &Host, file: &'static str) -> anyhow::Result<()> {
     let text = log.stdout.text();
     for words in earlier.into_iter().chain(&words(&compose["x-test"]["warnings"])) {
         ensure!(text.contains(words.as_str()), "no {words:?}: {text}");
+    }
+    if let Some(port) = compose["x-test"]["qmp"].as_str() {
+        let service = &compose["services"]["windows"];
+        pod.answers_winboat(&host_port(service, port).context("no port of QMP")?)?;
     }
     // Tools take a missing message as the sign that there is a screen.
     pod.has("/msg.html", "HTTP/1.1 404", "")?;
@@ -113,10 +126,7 @@ impl<'a> Pod<'a> {
         let mut add = |option: &str, values: Vec<String>| {
             run.extend(values.into_iter().flat_map(|value| [option.to_owned(), value]));
         };
-        let ports = published(service);
-        let web = ports.iter().find_map(|it| it.trim_end_matches("/tcp").strip_suffix(":8006"));
-        let web = web.and_then(|it| it.rsplit(':').next()).context("no web port")?;
-        let address = format!("127.0.0.1:{web}");
+        let address = format!("127.0.0.1:{}", host_port(service, "8006").context("no web port")?);
         add("--env", pairs(&service["environment"]));
         add("--env", other_version(service));
         add("--annotation", pairs(&service["annotations"]));
@@ -126,7 +136,7 @@ impl<'a> Pod<'a> {
         add("--device", devices.filter(|it| fs::exists(it).unwrap_or(false)).collect());
         add("--volume", volumes(host, name, service)?);
         add("--restart", words(&service["restart"]));
-        add("--publish", ports);
+        add("--publish", published(service));
         if service["entrypoint"].is_array() {
             add("--entrypoint", vec![service["entrypoint"].to_string()]);
         }
@@ -146,6 +156,27 @@ impl<'a> Pod<'a> {
         ensure!(page.starts_with(status) && page.contains(words), "{path}: {page}");
         Ok(())
     }
+
+    /// Makes WinBoat's calls.
+    fn answers_winboat(&self, port: &str) -> anyhow::Result<()> {
+        let text = said(&mut self.host.space.run(&["sh", "-c", NC, "sh", QMP, port]))?;
+        let answers: Result<Vec<Value>, _> = text.lines().map(serde_json::from_str).collect();
+        let mut answers = answers.context(text.clone())?;
+        answers.retain(|it| it["event"].is_null());
+        let [greeting, negotiated, commands, status, tree, added, removed] = &answers[..] else {
+            bail!("{text}");
+        };
+        ensure!(greeting["QMP"].is_object() && negotiated["return"].is_object(), "{text}");
+        let commands = commands["return"].as_array().context("no commands")?;
+        ensure!(commands.iter().all(|it| it["name"].is_string()), "{text}");
+        ensure!(status["return"]["running"] == true, "{text}");
+        let tree = tree["return"].as_str().context("no tree")?;
+        ensure!(tree.contains("usb-tablet") && !tree.contains("usb-host, id"), "{text}");
+        let reason = added["error"]["desc"].as_str().unwrap_or_default();
+        ensure!(reason.contains("remote desktop"), "{text}");
+        ensure!(removed["error"]["class"] == "DeviceNotFound", "{text}");
+        Ok(())
+    }
 }
 
 impl Drop for Pod<'_> {
@@ -161,6 +192,16 @@ fn published(service: &Value) -> Vec<String> {
     let first = |part: &str| part.split('-').next().unwrap_or_default().to_owned();
     let port = |port: &String| port.split(':').map(first).collect::<Vec<_>>().join(":");
     words(&service["ports"]).iter().map(port).collect()
+}
+
+/// The port of the host where a port of the container is published.
+fn host_port(service: &Value, port: &str) -> Option<String> {
+    let of = |it: &String| {
+        let (from, to) = it.trim_end_matches("/tcp").rsplit_once(':')?;
+        let host = from.rsplit(':').next().unwrap_or(from);
+        (to == port).then(|| host.to_owned())
+    };
+    published(service).iter().find_map(of)
 }
 
 /// The volumes: folders of the host are below that of the tests, with a script in `/oem`.

@@ -6,6 +6,7 @@
 pub mod arguments;
 mod command_line;
 pub mod flags;
+pub mod monitor;
 pub mod options;
 pub mod smbios;
 pub mod table;

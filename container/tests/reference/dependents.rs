@@ -10,6 +10,7 @@ use container::download::{meter::Meter, title};
 use container::plan::Plan;
 use container::pod::{SHUT_DOWN, console::Console, started};
 use container::settings::environment::Environment;
+use container::settings::value::Value as _;
 use container::source::Source;
 use container::story::Story;
 use serde_json::Value;
@@ -136,6 +137,10 @@ fn the_compose_files_of_dependents_start() {
             // LinOffice takes these words in the log for a broken container.
             let text = warning.to_lowercase();
             assert!(!["error", "failed", "fatal"].iter().any(|it| text.contains(it)), "{warning}");
+        }
+        if let Some(expected) = compose["x-test"]["arguments"].as_str() {
+            let arguments = &plan.input.settings.machine.arguments;
+            assert_eq!(arguments.show(), expected, "{file}");
         }
         let log = log(&plan);
         for wanted in words(&compose["x-test"]["log"]) {

@@ -39,6 +39,7 @@ hostile! {
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
     hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
+    hostile_qmp: "../../../container/tests/hostile_qmp/mod.rs",
     hostile_reports: "../../../container/tests/hostile_reports/mod.rs",
     hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
@@ -120,6 +121,10 @@ pub const TARGETS: &[Target] = &[
     // Requests to the pod, at the web port and at its socket.
     target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
     target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),
+    // Clients of QEMU's control protocols.
+    target("qmp", 4096, Words(words::qmp), |it| {
+        hostile_qmp::talk(it);
+    }),
     // Clients of the screen: sessions, requests, parsers alone; and the pictures they get.
     target("rfb", 4096, Choice(words::viewer), |it| hostile_viewer::Bench::shared().talk(it)),
     target("web", 4096, Choice(words::browser), |it| hostile_browser::Bench::shared().talk(it)),

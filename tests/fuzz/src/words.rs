@@ -94,10 +94,47 @@ pub(crate) fn inquiry() -> Vec<Vec<u8>> {
     and(INQUIRY, [])
 }
 
+/// Requests of QMP, and lines of the human monitor.
+pub(crate) fn qmp() -> Vec<Vec<u8>> {
+    and(QMP, [])
+}
+
 /// The XML data of a WIM.
 pub(crate) fn wim() -> Vec<Vec<u8>> {
     and(WIM, [])
 }
+
+const QMP: &[&str] = &[
+    "\0",
+    "\u{1}",
+    "\u{2}",
+    "\u{3}",
+    "{\"execute\":\"qmp_capabilities\"}",
+    "{\"execute\":\"",
+    "\",\"arguments\":{",
+    "\",\"id\":",
+    "\"}",
+    "}}",
+    "query-commands",
+    "query-status",
+    "system_reset",
+    "send-key",
+    "\"keys\":[{\"type\":\"qcode\",\"data\":\"ctrl\"}]",
+    "screendump",
+    "\"filename\":\"/tmp/x.ppm\",\"format\":\"png\"",
+    "device_add",
+    "\"driver\":\"usb-host\"",
+    "device_del",
+    "\"id\":\"x\"",
+    "human-monitor-command",
+    "\"command-line\":\"info qtree\"",
+    "info usb\n",
+    "info status\r\n",
+    "sendkey ctrl-alt-delete\n",
+    "screendump -f png /tmp/x.png\n",
+    "device_add usb-host,id=x\n",
+    "\u{ff}",
+];
 
 const REPORTS: &[&str] = &[
     "\r\n",

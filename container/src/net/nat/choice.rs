@@ -158,6 +158,7 @@ impl KeptPorts {
         let mut kept = Self::default();
         let screen = &settings.screen;
         kept.tcp.extend(settings.vnc());
+        kept.tcp.extend(settings.monitor_ports());
         if screen.web {
             kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
         }
@@ -189,7 +190,7 @@ pub(super) fn left_out(settings: &Settings, kept: &KeptPorts) -> Vec<String> {
     let udp = go.into_iter().filter(|(_, protocol)| *protocol == Protocol::Udp).collect();
     let [stay, udp] = [stay, udp].map(Ports);
     let sentences = [
-        (&stay, "stays with the pod: it is in HOST_PORTS, or the screen uses it"),
+        (&stay, "stays with the pod: it is in HOST_PORTS, or the pod uses it"),
         (
             &udp,
             "is forwarded to the guest, but not from the loopback or by IPv6, where only TCP is",
@@ -203,6 +204,7 @@ pub(super) fn left_out(settings: &Settings, kept: &KeptPorts) -> Vec<String> {
 mod test {
     use super::*;
     use crate::settings::translate::Display;
+    use crate::settings::translate::monitor::Monitor;
 
     fn address(text: &str) -> Ipv4Addr {
         text.parse().unwrap()
@@ -275,6 +277,10 @@ mod test {
         let kept = KeptPorts::of(&settings);
         assert_eq!((&kept.tcp, &kept.udp), (&[3389].into(), &[161].into()));
         assert_eq!(loopback_ports(&settings, &kept), [22].into());
+        settings.pod.qmp = Some(Monitor::read("tcp:0.0.0.0:22,server").unwrap());
+        let kept = KeptPorts::of(&settings);
+        assert_eq!(kept.tcp, [22, 3389].into());
+        assert_eq!(loopback_ports(&settings, &kept), [].into());
     }
 
     #[test]

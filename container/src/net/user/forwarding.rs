@@ -46,6 +46,8 @@ fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static
         Some("it is WEB_PORT")
     } else if settings.vnc().is_some_and(|it| tcp(it.into())) {
         Some("it is VNC_PORT")
+    } else if settings.monitor_ports().iter().any(|it| tcp((*it).into())) {
+        Some("QMP or MONITOR uses it")
     } else {
         None
     }
@@ -113,6 +115,7 @@ fn listen(address: SocketAddr, protocol: Protocol) -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::settings::translate::monitor::Monitor;
     use crate::settings::value::{Value as _, Within};
     use crate::settings::words::Ports;
 
@@ -129,6 +132,8 @@ mod test {
         assert_eq!(ports(&settings), wanted);
         settings.screen.web_port = Within(9000);
         assert!(ports(&settings).contains(&(8006, Protocol::Tcp)));
+        settings.pod.monitor = Some(Monitor::read("tcp:127.0.0.1:22,server").unwrap());
+        assert!(!ports(&settings).contains(&(22, Protocol::Tcp)));
     }
 
     #[test]

@@ -72,16 +72,15 @@ pub(super) const POD: &[Variable] = variables! {
     /// This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);
     /// `dockur` restores unsafe defaults of `dockurr/windows`: a screen without a password, VNC at
-    /// port 5900, and any host name. A changed VERSION or ISO installs anew, after a backup.
+    /// port 5900, any host name, and QEMU's monitor at /run/shm/monitor.sock. A changed VERSION or
+    /// ISO installs anew, after a backup.
     full "COMPAT" = "none" (pod.compat);
-    /// QEMU's monitor.
-    ignored "MONITOR" = ""
-        => "the machine has no monitor of QEMU: use `transom` in the container, or the API at the \
-        web port";
-    /// QEMU's control socket.
-    ignored "QMP" = ""
-        => "the machine has no control socket of QEMU: use `transom` in the container, or the \
-        API at the web port";
+    /// Listens for clients of QEMU's human monitor, which needs no password. Other hosts can only
+    /// ask questions.
+    full "MONITOR" = "" (pod.monitor);
+    /// Listens for clients of QEMU's machine protocol, which needs no password. Other hosts can
+    /// only ask questions.
+    full "QMP" = "" (pod.qmp);
     /// The format of log messages: `text`, one line each, or `json`, for log collectors.
     full "LOG_FORMAT" = "text" (pod.format);
     /// Logs debug messages.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 
+use super::monitor::{Place, Protocol};
 use super::options::Options;
 use super::smbios::Smbios;
 use crate::settings::Format;
@@ -22,6 +23,10 @@ pub struct Arguments {
     pub utc: bool,
     /// Allocates the guest's memory at the start.
     pub prealloc: bool,
+    /// Listeners for QEMU's control protocols.
+    pub monitors: Vec<(Protocol, Place)>,
+    /// Sockets that `-mon` refers to, with their ids.
+    pub(super) sockets: Vec<(String, Place)>,
     pub(super) notes: Vec<String>,
 }
 
@@ -57,6 +62,8 @@ pub struct Drive {
 
 /// The maximum number of drives, of files and of notes. A longer list is a mistake.
 const MAX_ENTRIES: usize = 64;
+/// The maximum number of listeners, each of which has a few clients.
+const MAX_MONITORS: usize = 8;
 
 impl Arguments {
     /// Adds a note, up to the maximum.
@@ -185,6 +192,62 @@ impl Arguments {
                     .to_owned(),
             ),
         }
+        Ok(())
+    }
+
+    /// `-qmp`.
+    pub(super) fn qmp(&mut self, options: &Options) -> anyhow::Result<()> {
+        self.listen("-qmp", Protocol::Qmp, Place::read(options))
+    }
+
+    /// `-monitor`.
+    pub(super) fn monitor(&mut self, options: &Options) -> anyhow::Result<()> {
+        self.listen("-monitor", Protocol::Human, Place::read(options))
+    }
+
+    /// `-mon`, for a socket of `-chardev`.
+    pub(super) fn mon(&mut self, options: &Options) -> anyhow::Result<()> {
+        let name = options.get("chardev").unwrap_or(&options.first);
+        let mut found = self.sockets.iter().filter(|(id, _)| id == name && !name.is_empty());
+        let place = found.next().map(|(_, place)| place.clone());
+        let place = place.context("put a -chardev socket with this id before it");
+        let qmp = options.get("mode") == Some("control");
+        self.listen("-mon", if qmp { Protocol::Qmp } else { Protocol::Human }, place)
+    }
+
+    /// `-chardev`: has an effect once a `-mon` refers to it.
+    pub(super) fn chardev(&mut self, options: &Options) -> anyhow::Result<()> {
+        ensure!(self.sockets.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} sockets are supported");
+        match (Place::read(options), options.get("id")) {
+            (Ok(place), Some(id)) => self.sockets.push((id.to_owned(), place)),
+            _ => self.note(format!(
+                "-chardev {} has no effect: only a listening socket for -mon is supported: set \
+                 SERIAL for the serial port",
+                quote(&options.first)
+            )),
+        }
+        Ok(())
+    }
+
+    /// Adds a listener, or a note on an address that cannot be served.
+    fn listen(
+        &mut self,
+        option: &str,
+        protocol: Protocol,
+        place: anyhow::Result<Place>,
+    ) -> anyhow::Result<()> {
+        let place = match place {
+            Ok(place) => place,
+            Err(error) => {
+                self.note(format!("{option} has no effect: {error:#}"));
+                return Ok(());
+            }
+        };
+        ensure!(self.monitors.len() < MAX_MONITORS, "at most {MAX_MONITORS} are supported");
+        if let Some(note) = place.note() {
+            self.note(format!("{option}: {note}"));
+        }
+        self.monitors.push((protocol, place));
         Ok(())
     }
 

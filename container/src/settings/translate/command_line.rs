@@ -3,6 +3,7 @@
 use anyhow::{Context, bail, ensure};
 
 use super::arguments::Arguments;
+use super::monitor::Protocol;
 use super::options::{self, Options};
 use super::table::{self, Scope, Translation};
 use crate::settings::value::{Value, quote};
@@ -84,6 +85,10 @@ impl Value for Arguments {
         }));
         said.extend(self.utc.then(|| "clock in UTC".to_owned()));
         said.extend(self.prealloc.then(|| "memory at once".to_owned()));
+        said.extend(self.monitors.iter().map(|(protocol, place)| {
+            let name = if *protocol == Protocol::Qmp { "QMP" } else { "monitor" };
+            format!("{name} at {}", place.show())
+        }));
         if said.is_empty() { "nothing".into() } else { said.join("; ") }
     }
     fn notes(&self) -> Vec<String> {
@@ -130,12 +135,12 @@ mod test {
     }
 
     #[test]
-    fn remote_control_interfaces_are_not_opened() {
+    fn other_remote_control_interfaces_are_not_opened() {
         for text in [
-            "-qmp tcp:0.0.0.0:7149,server,wait=off",
-            "--qmp unix:/x,server",
+            "-qmp tcp:0.0.0.0:7149",
             "-monitor stdio",
             "-mon chardev=x",
+            "-chardev pty,id=x",
             "-vnc :0",
             "-gdb tcp::1234",
             "-s",
@@ -145,6 +150,25 @@ mod test {
             assert!(note.contains(" has no effect: "), "{text}: {note}");
             assert_eq!(arguments.show(), "nothing");
         }
+    }
+
+    #[test]
+    fn control_protocols_of_qemu_are_listened_for() {
+        let arguments = read(
+            "--qmp unix:/x,server -monitor telnet:127.0.0.1:7100,server,nowait -chardev \
+             socket,id=m,host=127.0.0.1,port=4444,server=on,wait=off -mon chardev=m,mode=control \
+             -chardev socket,id=h,path=/h,server=on -mon h",
+        );
+        assert_eq!(
+            arguments.show(),
+            "QMP at unix:/x; monitor at tcp:127.0.0.1:7100; QMP at tcp:127.0.0.1:4444; monitor at \
+             unix:/h"
+        );
+        assert_eq!(arguments.notes(), [""; 0]);
+        let exposed = read("-qmp tcp:0.0.0.0:7149,server,wait=off");
+        let [note] = &exposed.notes()[..] else { panic!("{exposed:?}") };
+        assert!(note.starts_with("-qmp: tcp:0.0.0.0:7149 can be reached by other hosts"), "{note}");
+        assert!(refusal(&"-qmp unix:/x,server ".repeat(9)).contains("at most 8"));
     }
 
     #[test]

@@ -72,14 +72,12 @@ macro_rules! rows {
 
 use Translation::{Apply, BuiltIn, Exact, Ignored, Nearest, Refused, Scoped};
 
-const CONTROL: &str = "the machine has no control socket of QEMU: use `transom` in the container, \
-                       or the API at the web port";
 const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
 const WITHOUT_NETKVM: &str = "Windows has a driver for this card too";
 const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
 const NO_SOUND: &str = "set AUDIO=Y for a sound card";
-const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection of \
-                        a remote desktop, or usbip";
+pub const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection \
+                             of a remote desktop, or usbip";
 const SHARES: &str = "there is no share server: copy files through a remote desktop";
 const NETWORKS: &str = "set NETWORK, IP, MAC, MTU and USER_PORTS for the network";
 const CONTROLLER: &str = "controllers are added with their disks: set DISK_TYPE";
@@ -168,12 +166,15 @@ pub const TABLE: &[Row] = rows! {
     Option "-mem-prealloc" => Apply(Arguments::prealloc);
     Option "-device" => Scoped(Scope::Device);
     Option "-object" => Scoped(Scope::Object);
-    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Ignored(CONTROL);
+    Option "-qmp" "-qmp-pretty" => Apply(Arguments::qmp);
+    Option "-monitor" => Apply(Arguments::monitor);
+    Option "-mon" => Apply(Arguments::mon);
+    Option "-chardev" => Apply(Arguments::chardev);
     Option "-gdb" "-s" => Ignored("the machine has no port for debuggers");
     Option "-vnc" "-spice" => Ignored("the screen is at WEB_PORT: set VNC_PORT for VNC viewers");
     Option "-incoming" => Refused("migration is not supported: leave it out, and use the disk on \
         the volume");
-    Option "-serial" "-parallel" "-chardev" "-debugcon" =>
+    Option "-serial" "-parallel" "-debugcon" =>
         Ignored("set SERIAL for the serial port");
     Option "-m" => Ignored("set RAM_SIZE");
     Option "-smp" => Ignored("set CPU_CORES or SMP");

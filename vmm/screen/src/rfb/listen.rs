@@ -194,7 +194,7 @@ fn display_name(config: &Config) -> String {
 }
 
 /// Makes the kernel close connections to hosts that are gone, after two minutes.
-pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
+pub fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;

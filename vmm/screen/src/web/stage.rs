@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 pub use crate::keys::layout::{Layout, Name as LayoutName};
 pub use crate::keys::text;
-pub use crate::rfb::connection_limit::ConnectionLimit;
+pub use crate::rfb::connection_limit::{ConnectionLimit, Slot};
+pub use crate::rfb::listen::keep_alive;
 pub use crate::rfb::security::{LoginLimiter, PeerNetwork};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
 

@@ -1,0 +1,229 @@
+//! The commands of QMP, carried out at the machine's control socket.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use vmm::control::Command;
+
+use super::Monitors;
+use super::events::runs;
+use super::keys::{self, KeyValue};
+use super::protocol::{self, Failure};
+use super::screendump::{self, Format};
+use crate::pod::machine_client;
+use crate::settings::translate::table::USB_HOST;
+
+/// Commands, and whether an address that other hosts can reach answers them.
+const COMMANDS: &[(&str, bool)] = &[
+    ("qmp_capabilities", true),
+    ("query-commands", true),
+    ("query-kvm", true),
+    ("query-name", true),
+    ("query-status", true),
+    ("query-uuid", true),
+    ("query-version", true),
+    ("device_add", true),
+    ("device_del", true),
+    ("human-monitor-command", true),
+    ("cont", false),
+    ("quit", false),
+    ("screendump", false),
+    ("send-key", false),
+    ("stop", false),
+    ("system_powerdown", false),
+    ("system_reset", false),
+];
+
+/// The rights of a listener's clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    All,
+    /// Other hosts can reach the listener: nothing that disturbs the guest, or shows its screen.
+    Harmless,
+}
+
+impl Rights {
+    pub fn check(self, command: &str) -> Result<(), Failure> {
+        match COMMANDS.iter().find(|(name, _)| *name == command) {
+            None => Err(Failure::unknown(format!("The command {command} has not been found"))),
+            Some((_, false)) if self == Self::Harmless => Err(Failure::generic(format!(
+                "{command} is not allowed here, because other hosts can reach this address: listen \
+                 at 127.0.0.1 or unix:PATH"
+            ))),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn commands(self) -> impl Iterator<Item = &'static str> {
+        let all = COMMANDS.iter().filter(move |(_, open)| *open || self == Self::All);
+        all.map(|(name, _)| *name)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SendKey {
+    keys: Vec<KeyValue>,
+    /// The machine has its own time between pressing and releasing.
+    #[serde(rename = "hold-time")]
+    _hold_time: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Screendump {
+    filename: PathBuf,
+    #[serde(default)]
+    format: Format,
+}
+
+#[derive(Deserialize)]
+struct DeviceAdd {
+    driver: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeviceDel {
+    id: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct HumanMonitorCommand {
+    command_line: String,
+    #[serde(rename = "cpu-index")]
+    _cpu_index: Option<u64>,
+}
+
+fn read<T: DeserializeOwned>(arguments: Map<String, Value>) -> Result<T, Failure> {
+    let read = serde_json::from_value(Value::Object(arguments));
+    read.map_err(|error| Failure::generic(format!("invalid arguments: {error}")))
+}
+
+impl Monitors {
+    /// Carries out a command, except the negotiation.
+    pub async fn execute(
+        &self,
+        rights: Rights,
+        command: &str,
+        arguments: Map<String, Value>,
+    ) -> Result<Value, Failure> {
+        rights.check(command)?;
+        match command {
+            "send-key" => {
+                let SendKey { keys, .. } = read(arguments)?;
+                self.press(Command::Key { keys: keys::combination(&keys)? }).await
+            }
+            "screendump" => {
+                let Screendump { filename, format } = read(arguments)?;
+                self.screendump(filename, format).await
+            }
+            "device_add" => {
+                let DeviceAdd { driver } = read(arguments)?;
+                Err(no_device(&driver))
+            }
+            "device_del" => {
+                let DeviceDel { id } = read(arguments)?;
+                // Only devices that `device_add` attached can be detached.
+                Err(Failure::no_device(&id))
+            }
+            "human-monitor-command" => {
+                let HumanMonitorCommand { command_line, .. } = read(arguments)?;
+                Ok(self.run_line(rights, &command_line).await.into())
+            }
+            _ => {
+                let Nothing {} = read(arguments)?;
+                self.execute_plain(rights, command).await
+            }
+        }
+    }
+
+    /// Carries out a command without arguments.
+    async fn execute_plain(&self, rights: Rights, command: &str) -> Result<Value, Failure> {
+        match command {
+            "query-commands" => Ok(rights.commands().map(|name| json!({ "name": name })).collect()),
+            "query-version" => Ok(protocol::version()),
+            "query-name" => Ok(json!({ "name": self.name })),
+            "query-kvm" => Ok(json!({ "enabled": true, "present": true })),
+            "query-uuid" => {
+                let status = self.events.status().await;
+                let uuid = status.and_then(|it| it["uuid"].as_str().map(str::to_owned));
+                let uuid = uuid.unwrap_or_else(|| NO_UUID.to_owned());
+                Ok(json!({ "UUID": uuid }))
+            }
+            "query-status" => Ok(run_state(self.events.status().await.as_ref())),
+            "system_powerdown" => {
+                let pressed = self.press(Command::PowerButton).await?;
+                self.events.send("POWERDOWN", Value::Null);
+                Ok(pressed)
+            }
+            "system_reset" => self.change(Command::Reset).await,
+            "stop" => self.change(Command::Pause).await,
+            "cont" => self.change(Command::Resume).await,
+            "quit" => {
+                self.quits.store(true, Ordering::Relaxed);
+                let done = self.press(Command::Quit).await;
+                self.quits.store(done.is_ok(), Ordering::Relaxed);
+                done
+            }
+            _ => Err(Failure::unknown(format!("The command {command} has not been found"))),
+        }
+    }
+
+    async fn press(&self, command: Command) -> Result<Value, Failure> {
+        machine_client::ask(&self.control, command).await?;
+        Ok(json!({}))
+    }
+
+    /// Carries out a command that changes the machine's state, and reports the change first, as
+    /// QEMU does.
+    async fn change(&self, command: Command) -> Result<Value, Failure> {
+        // Changes before this command are not its own.
+        self.events.observe(false).await;
+        let done = self.press(command).await;
+        self.events.observe(true).await;
+        done
+    }
+
+    async fn screendump(&self, path: PathBuf, format: Format) -> Result<Value, Failure> {
+        // Pictures are large, so only one is taken at a time.
+        let picture = self.picture.clone().lock_owned().await;
+        let (control, folders) = (self.control.clone(), self.folders.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let _picture = picture;
+            screendump::write(&control, &path, format, &folders)
+        });
+        written.await.map_err(anyhow::Error::from)??;
+        Ok(json!({}))
+    }
+}
+
+/// The UUID that QEMU reports for a machine without one.
+const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
+
+fn no_device(driver: &str) -> Failure {
+    match driver {
+        "usb-host" => Failure::generic(USB_HOST),
+        _ => Failure::generic(format!("'{driver}' is not a valid device model name here")),
+    }
+}
+
+/// The answer to `query-status`.
+fn run_state(status: Option<&Value>) -> Value {
+    let name = match status.and_then(|it| it["state"].as_str()) {
+        Some("running") => "running",
+        Some("paused") => "paused",
+        // A full volume, for example.
+        Some(_) => "io-error",
+        None => "prelaunch",
+    };
+    json!({ "running": status.is_some_and(runs), "status": name })
+}
