@@ -14,6 +14,8 @@ mod progress;
 mod proxy;
 #[path = "browser/sight.rs"]
 mod sight;
+#[path = "browser/sound.rs"]
+mod sound;
 
 use std::path::{Path, PathBuf};
 use std::thread;
