@@ -1,5 +1,5 @@
 //! Other people's systems, unchanged from Debian's packages, as witnesses: GRUB, Linux 7.2,
-//! memtest86+, Xen with a first domain, and iPXE. With `TRANSOM_TESTS=all`, they also run on
+//! memtest86+, Xen with two domains, and iPXE. With `TRANSOM_TESTS=all`, they also run on
 //! QEMU's q35, and every difference between what they find is intended, for the reason in
 //! `witnesses/expected.txt`.
 #![forbid(unsafe_code)]
@@ -18,6 +18,8 @@ use transom_tests::lab::{self, Lab};
 use transom_tests::network::in_namespace;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi;
+
+use netboot::Loads::{self, ByHttp, ByTftp};
 
 /// The limit for a start of firmware and a system, in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(300);
@@ -44,23 +46,21 @@ const QEMU_GLOBALS: [&str; 2] = ["ICH9-LPC.disable_s3=1", "ICH9-LPC.disable_s4=1
 fn main() -> ExitCode {
     let (ours, qemu) = (Machine::Transom, Machine::Qemu);
     let test = |name: &str, body: fn() -> anyhow::Result<()>| Test::new(name, body);
+    let boot = |name: &str, (machine, kernel, loads): (Machine, &'static str, Loads)| {
+        Test::new(name, move || in_namespace(move || netboot::starts_linux(machine, kernel, loads)))
+    };
     let tests = vec![
         test("grub_starts_linux_7_2", || menu::starts_linux(Machine::Transom).map(drop)),
         test("grub_and_linux_7_2_find_what_they_find_on_qemu", menu::differences).thorough(),
         test("memtest86_passes", || menu::tests_memory(Machine::Transom).map(drop)),
         test("memtest86_finds_the_memory_that_it_finds_on_qemu", menu::same_memory).thorough(),
-        test("xen_starts_its_first_domain", || menu::starts_xen(Machine::Transom)).thorough(),
-        Test::new("ipxe_fetches_linux_13_through_both_cards", move || {
-            in_namespace(move || netboot::starts_linux(ours, "GENERIC_13"))
-        }),
-        Test::new("ipxe_fetches_linux_12_through_both_cards", move || {
-            in_namespace(move || netboot::starts_linux(ours, "GENERIC"))
-        })
-        .thorough(),
-        Test::new("ipxe_fetches_linux_13_through_both_cards_on_qemu", move || {
-            in_namespace(move || netboot::starts_linux(qemu, "GENERIC_13"))
-        })
-        .thorough(),
+        test("xen_starts_two_domains", || menu::starts_xen(Machine::Transom)).thorough(),
+        test("xen_starts_two_domains_on_qemu", || menu::starts_xen(Machine::Qemu)).thorough(),
+        boot("ipxe_fetches_linux_13_through_both_cards", (ours, "GENERIC_13", ByTftp)),
+        boot("ipxe_fetches_linux_12_through_both_cards", (ours, "GENERIC", ByTftp)).thorough(),
+        boot("firmware_fetches_ipxe_by_http", (ours, "GENERIC_13", ByHttp)).thorough(),
+        boot("firmware_fetches_ipxe_by_http_on_qemu", (qemu, "GENERIC_13", ByHttp)).thorough(),
+        boot("ipxe_fetches_linux_13_on_qemu", (qemu, "GENERIC_13", ByTftp)).thorough(),
     ];
     let seconds = if lab::everything() { 3600 } else { 900 };
     Suite { lab: Lab { mib: 6144, seconds, assets: ASSETS }, tests }.main()

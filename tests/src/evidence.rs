@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::lab::RUNS_ON;
-use crate::tally::{THOROUGH, fits, running};
+use crate::lab::{RUNS_ON, THOROUGH};
+use crate::tally::{fits, running};
 
 /// A test of a run, by the name of its suite or crate and its own.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub fn read(output: &str) -> Vec<Outcome> {
     for line in output.lines() {
         if let Some(name) = running(line) {
             (target, place) = (name, "this host");
-        } else if let Some(words) = line.strip_prefix(RUNS_ON) {
+        } else if let Some((_, words)) = line.split_once(RUNS_ON) {
             place = words;
         } else if let Some((name, result)) = finished(line) {
             outcomes.push(Outcome {
@@ -52,11 +52,14 @@ pub fn read(output: &str) -> Vec<Outcome> {
     outcomes
 }
 
+/// Results may begin anywhere in a line, as for `Tally`: standard error is another stream.
 fn finished(line: &str) -> Option<(&str, Result)> {
-    if let Some(skip) = line.strip_prefix(skip::WHOLE) {
-        return Some((skip.strip_suffix(THOROUGH)?.strip_suffix(": ")?, Result::Skipped));
+    let skip = line.split_once(skip::WHOLE).map(|(_, what)| what);
+    if let Some(name) = skip.and_then(|what| what.strip_suffix(THOROUGH)?.strip_suffix(": ")) {
+        return Some((name, Result::Skipped));
     }
-    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (before, rest) = line.split_once(" ... ")?;
+    let (_, name) = before.rsplit_once("test ")?;
     let result = match rest.split(' ').next() {
         Some("ok") => Result::Passed,
         Some("FAILED") => Result::Failed,
@@ -153,6 +156,12 @@ test linux_13_ends ... FAILED <3.0s>
             ("this host", "the lab")
         );
         assert_eq!(outcomes[2].name, "linux::linux_12_boots");
+    }
+
+    #[test]
+    fn a_result_is_read_behind_words_of_standard_error() {
+        assert_eq!(finished("pci: 47test it_is ... ok <0.4s>"), Some(("it_is", Result::Passed)));
+        assert_eq!(finished("a test of ours failed"), None);
     }
 
     #[test]

@@ -81,6 +81,11 @@ impl Report {
         self.failures.iter().filter(new).cloned().collect()
     }
 
+    /// Whether a test passed or failed something.
+    pub fn has(&self, test: &str) -> bool {
+        self.tests.contains(test)
+    }
+
     pub fn tests_not_in(&self, other: &Self) -> Vec<String> {
         self.tests.difference(&other.tests).cloned().collect()
     }
@@ -92,6 +97,14 @@ impl fmt::Display for Report {
         write!(f, "{passed} passed in {} tests, {} failed", tests.len(), failures.len())?;
         failures.iter().try_for_each(|failure| write!(f, "\n  {failure}"))
     }
+}
+
+/// The names in the output of `--show-tests-categories`: `fadt   acpi, batch`.
+pub fn names(list: &str) -> anyhow::Result<Vec<String>> {
+    let names = list.lines().filter_map(|line| line.split_whitespace().next());
+    let names: Vec<_> = names.map(str::to_owned).collect();
+    ensure!(names.len() > 100, "fwts lists only {} tests: {list}", names.len());
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -124,6 +137,7 @@ SKIPPED: Test 2, nothing.
         assert!(own[0].is_serious() && !ours.failures[0].is_serious());
         assert_eq!(ours.failures[0].text, "one, or two.");
         assert_eq!(ours.tests_not_in(&qemu), ["crs"]);
+        assert!(ours.has("crs") && !qemu.has("crs"));
     }
 
     #[test]

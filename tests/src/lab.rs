@@ -9,14 +9,13 @@ use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
 use crate::program::not_run;
-use crate::tally;
 
 /// The environment variable that is set in a lab.
 const INSIDE: &str = "TRANSOM_LAB";
 /// The environment variable that takes a suite to another place: `intel`.
 const CHOICE: &str = "TRANSOM_ON";
 /// Bochs' names of the processors of the Intel lab: the one with most of VMX, and an older one that
-/// only `TRANSOM_TESTS=all` uses. The tests without an extension of old processors run on the first.
+/// only `TRANSOM_TESTS=all` uses. The tests without an extension of old ones run on the first.
 const INTEL: [&str; 2] = ["corei7_skylake_x", "corei7_haswell_4770"];
 /// Begins a line that says where the guests of a suite run, which `./test` lists at its end.
 pub(crate) const RUNS_ON: &str = "guests run on: ";
@@ -63,7 +62,7 @@ impl Lab {
         if inside() || everything() {
             return self.enter_intel(&INTEL);
         }
-        not_run(&format!("all of it on Bochs' {}", INTEL[1]), tally::THOROUGH);
+        not_run(&format!("all of it on Bochs' {}", INTEL[1]), THOROUGH);
         self.enter_intel(&INTEL[..1])
     }
 
@@ -151,6 +150,9 @@ pub fn lacks() -> anyhow::Result<Option<&'static str>> {
 pub fn inside() -> bool {
     env::var_os(INSIDE).is_some()
 }
+
+/// The reason of a test that runs only with `TRANSOM_TESTS=all`.
+pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
 
 /// Whether to run all cases, and not only those that cover the rest.
 pub fn everything() -> bool {

@@ -9,7 +9,6 @@ use anyhow::bail;
 
 use crate::lab::{self, Lab};
 use crate::program::not_run;
-use crate::tally;
 
 /// Prints a line to standard output, which cargo shows, and ignores errors.
 #[macro_export]
@@ -43,7 +42,7 @@ impl Test {
     fn is_due(&self) -> bool {
         let due = !self.thorough || lab::everything();
         if !due {
-            not_run(&self.name, tally::THOROUGH);
+            not_run(&self.name, lab::THOROUGH);
         }
         due
     }

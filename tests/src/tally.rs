@@ -42,7 +42,7 @@ impl Tally {
             } else if let Some((_, what)) = line.split_once(skip::WHOLE) {
                 tally.skips.push(what.trim_end().to_owned());
                 // libtest counts a skipped test as passed; our suites do not.
-                whole += usize::from(!what.contains(THOROUGH));
+                whole += usize::from(!what.contains(lab::THOROUGH));
             }
         }
         tally.passed = tally.passed.saturating_sub(whole);
@@ -73,9 +73,6 @@ impl Tally {
         text
     }
 }
-
-/// The reason of a test that runs only with `TRANSOM_TESTS=all`.
-pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
 
 /// The name in cargo's line for a program with tests:
 /// `Running tests/x.rs (target/PROFILE/deps/NAME-HASH)`.

@@ -46,7 +46,7 @@ const SERIAL: Machine = Machine {
     device: PORT,
     memory: "256M",
     words: "",
-    checks: 38,
+    checks: 40,
 };
 const RANDOM: Machine = Machine {
     driver: "viorng",

@@ -13,6 +13,8 @@ use super::{BOOT, SOON, guest};
 const EXPECTED: &str = include_str!("expected.txt");
 const PROMPT: &str = "grub> ";
 const LAST_ENTRY: &str = "Xen";
+/// The identity of Xen's second domain, in `tests/lab/second-domain`.
+const SECOND_DOMAIN: &str = "5ec00d00-7472-616e-736f-6d0000000002";
 
 /// GRUB at its menu, and the folder of the machine's variables.
 struct Menu {
@@ -135,7 +137,7 @@ pub(crate) fn same_memory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Xen starts Linux 6.12 as its first domain.
+/// Xen starts Linux 6.12 as its first domain, which starts a second one with Xen's tools.
 pub(crate) fn starts_xen(machine: Machine) -> anyhow::Result<()> {
     let Menu { mut running, _folder } = Menu::start(machine, "1536M")?;
     running.console().type_keys("x")?;
@@ -145,6 +147,9 @@ pub(crate) fn starts_xen(machine: Machine) -> anyhow::Result<()> {
     let mut booted = Booted { running };
     let said = booted.run("cat /sys/hypervisor/type; nproc", SOON)?;
     ensure!(said == "xen\n2\n", "{said}");
+    let second = booted.try_run("sh /second-domain 2>&1", BOOT)?;
+    let wanted = format!("second: xen {SECOND_DOMAIN} 2");
+    ensure!(second.status == 0 && second.output.contains(&wanted), "{second:?}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }

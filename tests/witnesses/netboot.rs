@@ -1,7 +1,7 @@
-//! A machine without a disk, with virtio-net and Intel's card. OVMF gets iPXE by DHCP and TFTP.
-//! iPXE gets a script, Linux and files by HTTP: from virtio-net through OVMF's driver, which it
-//! keeps for the card that it came by, and from Intel's card through its own. Linux checks the
-//! files, and sends data through both cards at the same time.
+//! A machine without a disk, with virtio-net and Intel's card. OVMF gets iPXE by DHCP, and TFTP
+//! (PXE) or HTTP (UEFI HTTP boot). iPXE gets a script, Linux and files by HTTP: from virtio-net
+//! through OVMF's driver, which it keeps for the card that it came by, and from Intel's card
+//! through its own. Linux checks the files, and sends data through both cards at the same time.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -20,6 +20,38 @@ use transom_tests::say;
 use super::{BOOT, SOON, guest};
 
 const MIB: usize = 1 << 20;
+
+/// How firmware gets iPXE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loads {
+    /// PXE, which firmware tries first.
+    ByTftp,
+    /// UEFI HTTP boot, after PXE got no file.
+    ByHttp,
+}
+
+impl Loads {
+    /// DHCP's words for the file.
+    fn offer(self) -> Vec<String> {
+        let host = CARDS[0].route.host;
+        match self {
+            Self::ByTftp => vec!["--dhcp-boot=tag:!ipxe,ipxe.efi".into()],
+            Self::ByHttp => vec![
+                "--dhcp-vendorclass=set:http,HTTPClient".into(),
+                "--dhcp-option-force=tag:http,60,HTTPClient".into(),
+                "--dhcp-boot=tag:!ipxe,tag:!http,no-file".into(),
+                format!("--dhcp-boot=tag:http,http://{host}/ipxe.efi"),
+            ],
+        }
+    }
+
+    fn firmwares_words(self) -> &'static str {
+        match self {
+            Self::ByTftp => "Start PXE over IPv4",
+            Self::ByHttp => "Start HTTP Boot over IPv4",
+        }
+    }
+}
 
 /// A card, as firmware, iPXE and Linux know it.
 struct Card {
@@ -97,13 +129,13 @@ struct Network {
 
 impl Network {
     /// DHCP, TFTP and HTTP on both taps, with the files of `folder`.
-    fn start(folder: &Path) -> anyhow::Result<Self> {
+    fn start(folder: &Path, loads: Loads) -> anyhow::Result<Self> {
         let [virtio, ..] = CARDS.map(|card| card.route.host);
         let mut dhcp = Command::new("dnsmasq");
         dhcp.args(["--no-daemon", "--conf-file=/dev/null", "--port=0", "--user=root"]);
         dhcp.args(["--bind-interfaces", "--no-ping", "--dhcp-ignore-clid", "--enable-tftp"]);
         dhcp.args(["--log-dhcp", "--dhcp-option=option:router", "--dhcp-match=set:ipxe,175"]);
-        dhcp.args(["--pid-file=", "--dhcp-boot=tag:!ipxe,ipxe.efi"]);
+        dhcp.arg("--pid-file=").args(loads.offer());
         dhcp.arg(format!("--dhcp-boot=tag:ipxe,http://{virtio}/script"));
         dhcp.arg(format!("--tftp-root={}", folder.display()));
         dhcp.arg(format!("--dhcp-leasefile={}", folder.join("leases").display()));
@@ -154,13 +186,13 @@ fn machine(machine: Machine, folder: &Path) -> anyhow::Result<Guest> {
     Ok(guest)
 }
 
-pub(crate) fn starts_linux(on: Machine, kernel: &str) -> anyhow::Result<()> {
+pub(crate) fn starts_linux(on: Machine, kernel: &str, loads: Loads) -> anyhow::Result<()> {
     let (folder, data) = (tempfile::tempdir()?, noise(large()));
     serve(kernel, folder.path(), &data)?;
-    let network = Network::start(folder.path())?;
+    let network = Network::start(folder.path(), loads)?;
     let work = tempfile::tempdir()?;
     let mut running = machine(on, work.path())?.start()?;
-    running.expect("Start PXE over IPv4", BOOT)?;
+    running.expect(loads.firmwares_words(), BOOT)?;
     let banner = running.expect("iPXE 2.", BOOT);
     banner.with_context(|| network.dhcp.said())?;
     let seen = running.expect("witness: ", BOOT).with_context(|| network.dhcp.said())?;

@@ -12,12 +12,24 @@ void used_offered(void *queue, void *opaque, ULONG writable, ULONGLONG address);
 void used_returned(void *queue, void *opaque, ULONG length, ULONG number);
 void used_sent(ULONG number, ULONGLONG address, ULONG length);
 void used_renewed(void *queue);
+void used_beyond(void);
 
 /* The library's function, which `build` renames. */
 struct virtqueue *library_vring_new_virtqueue_split(unsigned int index, unsigned int num,
                                                     unsigned int vring_align, VirtIODevice *vdev,
                                                     void *pages, void (*notify)(struct virtqueue *),
                                                     void *control);
+
+/* A device cannot have used more chains than there were. Each index follows 16 bits of flags. The
+ * used one is read first, because the other one may grow. */
+static void compare_indices(const struct virtqueue *queue)
+{
+    enum { INDEX = 1 };
+    const volatile u16 *available = queue->avail_va, *used = queue->used_va;
+    u16 used_index = used[INDEX], in_flight = available[INDEX] - used_index;
+    if (in_flight > 0x7fff)
+        used_beyond();
+}
 
 static proc_virtqueue_add_buf library_add_buf;
 static proc_virtqueue_get_buf library_get_buf;
@@ -38,6 +50,7 @@ static int add_buf(struct virtqueue *queue, struct VirtIOBufferDescriptor list[]
 
 static void *get_buf(struct virtqueue *queue, unsigned int *length)
 {
+    compare_indices(queue);
     void *opaque = library_get_buf(queue, length);
     if (opaque)
         used_returned(queue, opaque, *length, queue->index);

@@ -43,10 +43,10 @@ static void check_interrupts(void)
 
 static void check_mistakes(void)
 {
-    u32 lengths = used_wrong_lengths();
-    check(!mistakes.levels && !mistakes.locks && !mistakes.requests && !lengths, "framework",
-          "levels=%u locks=%u requests=%u used_lengths=%u", mistakes.levels, mistakes.locks,
-          mistakes.requests, lengths);
+    u32 lengths = used_wrong_lengths(), indices = used_wrong_indices();
+    check(!mistakes.levels && !mistakes.locks && !mistakes.requests && !lengths && !indices,
+          "framework", "levels=%u locks=%u requests=%u used_lengths=%u used_indices=%u",
+          mistakes.levels, mistakes.locks, mistakes.requests, lengths, indices);
 }
 
 static void run(const struct Driver *driver, const struct Mode *mode)
@@ -62,6 +62,7 @@ static void run(const struct Driver *driver, const struct Mode *mode)
         return;
     memset(&mistakes, 0, sizeof mistakes);
     used_wrong_lengths();
+    used_wrong_indices();
     intx_withdrawn = 0;
     u32 blocks = pool_blocks();
     used_watch(NULL);

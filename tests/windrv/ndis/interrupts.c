@@ -197,6 +197,17 @@ static int service_line(void)
     return claimed;
 }
 
+u32 interrupts_sticky(void)
+{
+    u32 claimed = 0;
+    for (u32 i = 0; i < STICKY_CALLS && !nic.interrupts.messages; i++) {
+        service_line();
+        claimed += service_line();
+    }
+    ndis_poll();
+    return claimed;
+}
+
 static int poll_messages(Interrupts *it)
 {
     int any = 0;

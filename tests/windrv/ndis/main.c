@@ -33,22 +33,25 @@ static void check_interrupts(void)
     for (u32 i = 0; i < it->messages; i++)
         fired += it->fired[i];
     int good = it->messages ? fired && !it->unclaimed_messages : it->intx_fired != 0;
-    check(good && it->intx_unclaimed <= 10 + it->intx_ended_early, "interrupts",
-          "messages=%u unclaimed=%u intx=%u unclaimed=%u ended_early=%u deferred=%u again=%u",
-          fired, it->unclaimed_messages, it->intx_fired, it->intx_unclaimed, it->intx_ended_early,
-          deferred.total, deferred.again);
+    u32 sticky = interrupts_sticky();
+    check(good && sticky < STICKY_CALLS && it->intx_unclaimed <= 10 + it->intx_ended_early,
+          "interrupts",
+          "messages=%u unclaimed=%u intx=%u unclaimed=%u sticky=%u ended_early=%u deferred=%u "
+          "again=%u",
+          fired, it->unclaimed_messages, it->intx_fired, it->intx_unclaimed, sticky,
+          it->intx_ended_early, deferred.total, deferred.again);
 }
 
 static void check_framework(void)
 {
-    u32 lengths = used_wrong_lengths();
+    u32 lengths = used_wrong_lengths(), indices = used_wrong_indices();
     check(!mistakes.levels && !mistakes.locks && !mistakes.requests && !mistakes.unsupported &&
-              !lengths && !nic.told.removal && !nic.told.errors,
+              !lengths && !indices && !nic.told.removal && !nic.told.errors,
           "framework",
-          "levels=%u locks=%u requests=%u unsupported=%u used_lengths=%u removal=%u "
-          "errors=%u",
+          "levels=%u locks=%u requests=%u unsupported=%u used_lengths=%u used_indices=%u "
+          "removal=%u errors=%u",
           mistakes.levels, mistakes.locks, mistakes.requests, mistakes.unsupported, lengths,
-          nic.told.removal, nic.told.errors);
+          indices, nic.told.removal, nic.told.errors);
 }
 
 static void run(const char *name, NicMode mode)
@@ -61,6 +64,7 @@ static void run(const char *name, NicMode mode)
         return;
     memset(&mistakes, 0, sizeof mistakes);
     used_wrong_lengths();
+    used_wrong_indices();
     used_may_be_shorter(NETWORK_HEADER);
     u32 blocks = pool_blocks();
     const char *failed = nic_start(where, mode);

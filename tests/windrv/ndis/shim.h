@@ -63,6 +63,10 @@ extern u32 processor;
 int ndis_poll(void);
 void interrupts_connect(u32 processors);
 void interrupts_forget(void);
+/* Whether the ISR byte keeps its bits although it was read: how many of STICKY_CALLS interrupts
+ * that did not come are claimed, with INTx. The call before each takes what has just come. */
+enum { STICKY_CALLS = 10 };
+u32 interrupts_sticky(void);
 KIRQL ndis_raise(KIRQL);
 void ndis_lower(KIRQL);
 

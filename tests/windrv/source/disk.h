@@ -41,9 +41,10 @@ typedef enum { WHOLE, SHIFTED, SMALL, SHAPES } Shape;
  * the guest leaves for the host to check. */
 enum { ORIGINAL = 0, FINAL = 0xfffffffe, UNKNOWN = 0xffffffff };
 extern u64 data_seed;
-/* Wrong blocks, pages with changed bytes beside a read's pieces, wrong lengths in the rings. */
+/* Wrong blocks, pages with changed bytes beside a read's pieces, wrong lengths and
+ * indices in the rings. */
 extern struct Wrong {
-    u32 blocks, first, stray_pages, used_lengths;
+    u32 blocks, first, stray_pages, used_lengths, used_indices;
 } wrong;
 void pages_start(void);
 void pieces_make(Request *, Shape, u32 max_pieces);

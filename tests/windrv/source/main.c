@@ -194,14 +194,15 @@ static void check_interrupts(void)
 static void check_port(void)
 {
     Calls *it = &adapter.calls;
-    int good = !it->lock_errors && !it->completed_unknown && !it->completed_twice;
+    u32 indices = used_wrong_indices();
+    int good = !indices && !it->lock_errors && !it->completed_unknown && !it->completed_twice;
     good = good && !it->errors_logged && !it->unsupported;
     check(good, "port",
           "locks=%u unknown=%u twice=%u logged=%u unsupported=%u busy=%u pauses=%u resumes=%u "
-          "timeouts=%u depth=%u changes=%u/%u attentions=%u",
+          "timeouts=%u depth=%u changes=%u/%u attentions=%u used_indices=%u",
           it->lock_errors, it->completed_unknown, it->completed_twice, it->errors_logged,
           it->unsupported, it->busy_calls, it->pauses, it->resumes, it->pauses_over,
-          adapter.queue_depth, it->bus_changes, it->state_changes, disk.attentions);
+          adapter.queue_depth, it->bus_changes, it->state_changes, disk.attentions, indices);
 }
 
 static void run(const struct Driver *driver, const struct NamedMode *mode)

@@ -211,12 +211,12 @@ int wait_until_idle(Adapter *adapter, u32 seconds)
     Queue *queue = &adapter->queue;
     u64 end = microseconds() + seconds * 1000000ull;
     while (queue->outstanding || queue->first || queue->paused) {
-        if (poll_adapter(adapter))
-            continue;
         if (microseconds() > end) {
             explain_wait(adapter);
             return 0;
         }
+        if (poll_adapter(adapter))
+            continue;
         if (!adapter->mode.polled && (queue->outstanding || queue->paused))
             wait_for_interrupt();
     }

@@ -81,6 +81,19 @@ u32 used_wrong_lengths(void)
     return found;
 }
 
+/* Called by driver/ring.c. */
+void used_beyond(void)
+{
+    wrong.used_indices++;
+}
+
+u32 used_wrong_indices(void)
+{
+    u32 found = wrong.used_indices;
+    wrong.used_indices = 0;
+    return found;
+}
+
 u32 used_pending(void)
 {
     return count;

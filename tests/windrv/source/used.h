@@ -9,6 +9,8 @@ void used_forget(void);
 int used_lengths_matter(void);
 /* The number of used elements with a wrong length since the last call. */
 u32 used_wrong_lengths(void);
+/* How often since the last call a used index was beyond the available one. */
+u32 used_wrong_indices(void);
 /* The number of chains that the device has not returned. */
 u32 used_pending(void);
 /* Used elements may be shorter than the chain, but have at least this length; 0: they must not. */

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::device::{Access, Device, Saved};
 use crate::hypervisor::GuestAccess;
+use crate::hypervisor::fake::FakeHypervisor;
 use crate::pci::{Address, Bar, Id, Identity};
 use crate::testutil::Bench;
 use host::testutil::noise::Noise;
@@ -30,6 +31,11 @@ const BARS: [u8; 2] = [0, 2];
 fn bells(size: u64) -> [Doorbell; 3] {
     let bell = |address, length, value| Doorbell { kind: Kind::Memory, address, length, value };
     [bell(0, 0, None), bell(8, 4, None), bell(size - 4, 4, Some(1))]
+}
+
+/// The memory that is mapped now. The lock is free again before a test can fail.
+fn mapped(host: &FakeHypervisor) -> Vec<Range<u64>> {
+    host.mapped.lock().unwrap().clone()
 }
 
 /// A device whose BARs read as its number. Its first BAR has memory if the host can map it.
@@ -193,7 +199,7 @@ impl Machine {
         };
         // `check` has just read from each BAR that it can reach.
         let whole = self.bars.iter().filter(is_whole).filter_map(Placed::range);
-        let mut mapped = self.bench.hypervisor.mapped.lock().unwrap().clone();
+        let mut mapped = mapped(&self.bench.hypervisor);
         mapped.sort_by_key(|range| range.start);
         let mut whole: Vec<_> = whole.collect();
         whole.sort_by_key(|range| range.start);
@@ -240,11 +246,11 @@ fn after_any_moves_doorbells_and_memory_are_where_accesses_go() {
         }
         machine.check(&format!("seed {seed}, at the end"));
         assert_eq!(machine.bench.hypervisor.bells().len(), 6 * SIZES.len(), "seed {seed}");
-        assert_eq!(machine.bench.hypervisor.mapped.lock().unwrap().len(), SIZES.len());
+        assert_eq!(mapped(&machine.bench.hypervisor).len(), SIZES.len());
         let Machine { bench, bars, .. } = machine;
-        let host = bench.hypervisor.clone();
+        let host = &bench.hypervisor.clone();
         drop((bars, bench));
-        assert_eq!((host.bells().len(), host.mapped.lock().unwrap().len()), (0, 0));
+        assert_eq!((host.bells().len(), mapped(host).len()), (0, 0));
     }
 }
 
@@ -297,7 +303,7 @@ fn processors_move_windows_at_the_same_time() {
     let processors = [1, 2, 3, 4].map(|function| std::thread::spawn(processor(function)));
     processors.into_iter().for_each(|it| it.join().unwrap());
     let host = &machine.bench.hypervisor;
-    assert_eq!((host.bells().len(), host.mapped.lock().unwrap().len()), (0, 0));
+    assert_eq!((host.bells().len(), mapped(host).len()), (0, 0));
 }
 
 #[test]
@@ -334,4 +340,32 @@ fn a_doorbell_that_the_host_refused_is_tried_again_with_the_next_move() {
     machine.set(2, COMMAND, 7);
     machine.set(2, COMMAND, 0);
     machine.check("at last");
+}
+
+/// A device withdraws a doorbell, as NVMe's queues do, at an offset where another one has its own.
+#[test]
+fn a_doorbell_is_disconnected_alone_and_does_not_come_back() {
+    let mut machine = Machine::new();
+    let host = machine.bench.hypervisor.clone();
+    for (function, at) in [(1, ARENA.start), (2, ARENA.start + 0x4000)] {
+        machine.place(function, 2, at);
+        machine.set(function, COMMAND, 7);
+    }
+    let [one, two] = [1, 2].map(|function| {
+        let is_it = |it: &&Placed| (it.function, it.bar) == (function, 2);
+        machine.bars.iter().find(is_it).expect("all functions have it").window.clone()
+    });
+    let rings = |at: u64| host.ring(bells(0x4000)[1].moved(at));
+    one.disconnect_doorbell(8);
+    assert!(!rings(ARENA.start) && rings(ARENA.start + 0x4000));
+    machine.place(1, 2, ARENA.start + 0x8000);
+    assert!(!rings(ARENA.start + 0x8000) && rings(ARENA.start + 0x4000));
+    assert_eq!(host.bells().len(), 5);
+    // While the other window hides it.
+    machine.place(2, 2, ARENA.start + 0x8000);
+    one.disconnect_doorbell(0);
+    assert_eq!(host.bells().len(), 3, "those of the window that hides it");
+    machine.place(2, 2, ARENA.start);
+    assert_eq!((one.at(), two.at()), (Some(ARENA.start + 0x8000), Some(ARENA.start)));
+    assert_eq!(host.bells().len(), 4, "one is left to the first");
 }
