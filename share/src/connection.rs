@@ -53,6 +53,8 @@ pub struct Context {
     pub tree: u32,
     /// The file of the request before.
     pub file: Option<u64>,
+    /// Whether it is the last request of the frame. Only that one may wait.
+    pub last: bool,
     /// The status of the request before, for related ones.
     failed: Option<Status>,
     /// The request is signed or encrypted.
@@ -77,6 +79,8 @@ pub struct Connection {
     pub(crate) wrong: u32,
     /// A session that ends after its answer.
     pub(crate) ended: Option<u64>,
+    /// Late answers of sessions that have ended.
+    pub(crate) farewells: Vec<Vec<u8>>,
     /// Credits that the client has.
     credits: u16,
     /// The peer was found to be another one.
@@ -106,6 +110,7 @@ impl Connection {
             last_tree: 0,
             wrong: 0,
             ended: None,
+            farewells: Vec::new(),
             credits: 1,
             broken: false,
         }
@@ -179,12 +184,18 @@ impl Connection {
 
     fn receive_plain(&mut self, frame: &mut [u8], mut context: Context) -> Result<Vec<u8>, End> {
         let (mut out, mut rest) = (Vec::new(), frame);
-        for _ in 0..MAX_COMPOUND {
+        for count in 0..MAX_COMPOUND {
             let next = index(rest.u32_at(20).map_err(|_| End)?);
             let length = if next == 0 { rest.len() } else { next };
             let (bytes, others) = rest.split_at_mut_checked(length).ok_or(End)?;
             context.signature = take_signature(bytes);
             let request = Request::parse(bytes).map_err(|_| End)?;
+            if count == 0 && request.flags & RELATED != 0 {
+                // There is nothing that it could be related to ([MS-SMB2] 3.3.5.2.7.2).
+                (context.session, context.tree) = (request.session, request.tree);
+                context.failed = Some(Status::INVALID_PARAMETER);
+            }
+            context.last = next == 0;
             let start = out.len();
             self.answer(&mut context, &request, &mut out);
             if next == 0 || !next.is_multiple_of(8) {
@@ -227,6 +238,11 @@ impl Connection {
             (context.session, context.tree) = (request.session, request.tree);
             (context.file, context.failed) = (None, None);
         }
+        if context.failed.is_none()
+            && let Some(id) = request.named_file()
+        {
+            context.file = Some(id);
+        }
         let result = match context.failed {
             Some(status) => Err(status),
             None if out.len() > MAX_ANSWERS => Err(Status::INSUFFICIENT_RESOURCES),
@@ -237,7 +253,8 @@ impl Connection {
         }
         let reply = result.unwrap_or_else(Reply::error);
         let failed = reply.status.0 >> 30 == 3 && reply.status != Status::MORE_PROCESSING_REQUIRED;
-        context.failed = failed.then_some(reply.status);
+        // Without a file, related requests fail like the first one ([MS-SMB2] 3.3.5.2.7.2).
+        context.failed = (failed && context.file.is_none()).then_some(reply.status);
         let start = out.len();
         let async_id = (reply.status == Status::PENDING).then(|| self.notify.last());
         let head = Head {
@@ -368,8 +385,11 @@ impl Connection {
 
     /// The answers that became ready meanwhile, as frames.
     pub fn take_ready(&mut self) -> Vec<Vec<u8>> {
-        let ready = self.notify.take_ready();
-        ready.into_iter().filter_map(|it| self.late_answer(&it)).collect()
+        let ready = self.notify.take_ready(&self.server.table);
+        let late: Vec<_> = ready.into_iter().filter_map(|it| self.late_answer(&it)).collect();
+        let mut frames = std::mem::take(&mut self.farewells);
+        frames.extend(late);
+        frames
     }
 
     fn late_answer(&self, late: &notify::Late) -> Option<Vec<u8>> {

@@ -107,9 +107,22 @@ impl<'a> Request<'a> {
         self.bytes.span(index(offset), index(length))
     }
 
-    /// The volatile half of a file id, which is the one that we use.
+    /// A file id, whose halves are the same here.
     pub fn file(&self, at: usize) -> Answer<u64> {
-        self.u64(at + 8)
+        let id = self.u64(at)?;
+        if id == self.u64(at + 8)? { Ok(id) } else { Err(Status::FILE_CLOSED) }
+    }
+
+    /// The file that the request names by its id, for related requests after it.
+    pub fn named_file(&self) -> Option<u64> {
+        use command::*;
+        let at = match self.command {
+            CLOSE | FLUSH | LOCK | IOCTL | QUERY_DIRECTORY | CHANGE_NOTIFY => 8,
+            READ | WRITE | SET_INFO => 16,
+            QUERY_INFO => 24,
+            _ => return None,
+        };
+        self.file(at).ok().filter(|id| *id != PREVIOUS_FILE)
     }
 
     /// Refuses data for which the client has not paid ([MS-SMB2] 3.3.5.2.5).

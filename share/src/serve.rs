@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,8 +15,11 @@ use crate::server::Server;
 /// The maximum number of connections that a caller should serve at once. Each costs up to 4 MiB.
 pub const MAX_CONNECTIONS: usize = 16;
 /// The time for a login, and for the rest of a frame or its answer.
-const LOGIN: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+const LOGIN: Duration = Duration::from_secs(30);
+const POLL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 const REST: Duration = Duration::from_secs(60);
+/// The time after which a lock that others have is tried again.
+const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// NetBIOS session messages: data, and keep-alive.
 const DATA: u8 = 0;
 const KEEP_ALIVE: u8 = 0x85;
@@ -34,9 +37,13 @@ pub fn serve(server: &Arc<Server>, stream: OwnedFd) {
 }
 
 fn run(connection: &mut Connection, stream: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mut frame = Vec::new();
+    let (mut frame, start) = (Vec::new(), Instant::now());
     loop {
         let (readable, changed) = wait(connection, stream)?;
+        // Empty frames do not prolong it.
+        if !connection.logged_in() && start.elapsed() > LOGIN {
+            return Err(Errno::TIMEDOUT);
+        }
         if changed {
             for answer in connection.take_ready() {
                 write_frame(stream, &answer)?;
@@ -63,11 +70,15 @@ fn run(connection: &mut Connection, stream: BorrowedFd<'_>) -> Result<(), Errno>
 
 /// Waits for the client, or for a change of a watched directory.
 fn wait(connection: &Connection, stream: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
-    let timeout = (!connection.logged_in()).then_some(&LOGIN);
+    let timeout = match connection.logged_in() {
+        true => connection.waits_for_locks().then_some(&RETRY),
+        false => Some(&POLL),
+    };
     let mut list = vec![PollFd::from_borrowed_fd(stream, PollFlags::IN)];
     list.extend(connection.changes().map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
     loop {
         match poll(&mut list, timeout) {
+            Ok(0) if connection.logged_in() => return Ok((false, true)),
             Ok(0) => return Err(Errno::TIMEDOUT),
             Ok(_) => {
                 let ready = |at: usize| list.get(at).is_some_and(|it| !it.revents().is_empty());
@@ -81,8 +92,8 @@ fn wait(connection: &Connection, stream: BorrowedFd<'_>) -> Result<(bool, bool),
 
 /// Reads a frame. Returns false at the end, and an empty frame for a keep-alive.
 fn read_frame(stream: BorrowedFd<'_>, limit: usize, frame: &mut Vec<u8>) -> Result<bool, Errno> {
-    let mut head = [0; 4];
-    if !read_exact(stream, &mut head)? {
+    let (mut head, until) = ([0; 4], Instant::now() + REST);
+    if !read_exact(stream, &mut head, until)? {
         return Ok(false);
     }
     let length = usize::try_from(u32::from_be_bytes([0, head[1], head[2], head[3]]));
@@ -92,7 +103,7 @@ fn read_frame(stream: BorrowedFd<'_>, limit: usize, frame: &mut Vec<u8>) -> Resu
     }
     frame.clear();
     frame.resize(length, 0);
-    if !read_exact(stream, frame)? {
+    if !read_exact(stream, frame, until)? {
         return Ok(false);
     }
     if head[0] == KEEP_ALIVE {
@@ -101,8 +112,16 @@ fn read_frame(stream: BorrowedFd<'_>, limit: usize, frame: &mut Vec<u8>) -> Resu
     Ok(true)
 }
 
-fn read_exact(stream: BorrowedFd<'_>, mut buffer: &mut [u8]) -> Result<bool, Errno> {
+fn read_exact(
+    stream: BorrowedFd<'_>,
+    mut buffer: &mut [u8],
+    until: Instant,
+) -> Result<bool, Errno> {
     while !buffer.is_empty() {
+        // A byte now and then does not prolong it.
+        if Instant::now() > until {
+            return Err(Errno::TIMEDOUT);
+        }
         match recv(stream, &mut *buffer, RecvFlags::WAITALL) {
             Ok((_, 0)) => return Ok(false),
             Ok((_, count)) => buffer = &mut buffer[count..],

@@ -88,7 +88,8 @@ impl Table {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn open(&self, path: &Path, id: u64, mode: Mode) -> Answer<()> {
+    /// Adds an open file. One that is emptied by this counts as being written for now.
+    pub fn open(&self, path: &Path, id: u64, mode: Mode, empties: bool) -> Answer<()> {
         let mut files = self.lock();
         if files.paths.len() >= MAX_OPENS {
             return Err(Status::TOO_MANY_OPENED_FILES);
@@ -97,9 +98,10 @@ impl Table {
             if node.deleted {
                 return Err(Status::DELETE_PENDING);
             }
-            let conflict = |other: Mode| other.forbids(mode) || mode.forbids(other);
+            let now = if empties { Mode { access: mode.access | 0x2, ..mode } } else { mode };
+            let conflict = |other: Mode| other.forbids(now) || now.forbids(other);
             let mut others = node.opens.iter().filter(|(_, other)| other.counts());
-            if mode.counts() && others.any(|(_, other)| conflict(*other)) {
+            if now.counts() && others.any(|(_, other)| conflict(*other)) {
                 return Err(Status::SHARING_VIOLATION);
             }
         }
@@ -148,6 +150,16 @@ impl Table {
         self.lock().node(id).is_ok_and(|it| it.opens.iter().any(forbids))
     }
 
+    /// Whether an open of a directory forbids changes of the names in it. For these, Windows opens
+    /// it without sharing its deletion.
+    pub fn forbids_changes(&self, directory: &Path) -> bool {
+        let change = Mode { access: 0x2, sharing: 3 };
+        let conflict = |(_, other): &(u64, Mode)| {
+            other.counts() && (other.forbids(change) || change.forbids(*other))
+        };
+        self.lock().nodes.get(directory).is_some_and(|it| it.opens.iter().any(conflict))
+    }
+
     /// Whether files in a directory are open.
     pub fn has_open_children(&self, path: &Path) -> bool {
         let inside = |it: &Path| it.share == path.share && it.names.starts_with(&path.names);
@@ -167,9 +179,11 @@ impl Table {
     pub fn lock_range(&self, id: u64, range: Range) -> Answer<()> {
         let mut files = self.lock();
         let node = files.node(id)?;
-        let conflict =
-            |other: &Range| (range.exclusive || other.exclusive) && range.overlaps(other);
-        if node.locks.iter().any(|(_, other)| conflict(other)) {
+        // A file may have shared locks over its own exclusive ones.
+        let conflict = |(owner, other): &(u64, Range)| {
+            (range.exclusive || other.exclusive && *owner != id) && range.overlaps(other)
+        };
+        if node.locks.iter().any(conflict) {
             return Err(Status::LOCK_NOT_GRANTED);
         }
         if node.locks.len() >= MAX_LOCKS {
@@ -217,24 +231,24 @@ mod test {
     fn share_modes_count_both_ways() {
         let table = Table::default();
         let file = path("a");
-        table.open(&file, 1, mode(1, 1)).unwrap();
-        assert_eq!(table.open(&file, 2, mode(2, 7)), Err(Status::SHARING_VIOLATION));
-        assert_eq!(table.open(&file, 2, mode(1, 0)), Err(Status::SHARING_VIOLATION));
+        table.open(&file, 1, mode(1, 1), false).unwrap();
+        assert_eq!(table.open(&file, 2, mode(2, 7), false), Err(Status::SHARING_VIOLATION));
+        assert_eq!(table.open(&file, 2, mode(1, 0), false), Err(Status::SHARING_VIOLATION));
         // Attributes alone are always allowed.
-        table.open(&file, 2, mode(0x80, 0)).unwrap();
-        table.open(&file, 3, mode(1, 1)).unwrap();
+        table.open(&file, 2, mode(0x80, 0), false).unwrap();
+        table.open(&file, 3, mode(1, 1), false).unwrap();
         assert!(table.close(1).is_none() && table.close(3).is_none());
-        table.open(&file, 4, mode(2, 7)).unwrap();
+        table.open(&file, 4, mode(2, 7), false).unwrap();
     }
 
     #[test]
     fn a_deleted_file_goes_with_its_last_open() {
         let table = Table::default();
         let file = path("a");
-        table.open(&file, 1, mode(1, 7)).unwrap();
-        table.open(&file, 2, mode(1, 7)).unwrap();
+        table.open(&file, 1, mode(1, 7), false).unwrap();
+        table.open(&file, 2, mode(1, 7), false).unwrap();
         table.set_deleted(1, true);
-        assert_eq!(table.open(&file, 3, mode(1, 7)), Err(Status::DELETE_PENDING));
+        assert_eq!(table.open(&file, 3, mode(1, 7), false), Err(Status::DELETE_PENDING));
         table.rename(&file, &path("b"));
         assert!(table.close(1).is_none());
         assert_eq!(table.close(2), Some(path("b")));
@@ -245,8 +259,8 @@ mod test {
     fn locks_conflict_where_they_overlap() {
         let table = Table::default();
         let file = path("a");
-        table.open(&file, 1, mode(1, 7)).unwrap();
-        table.open(&file, 2, mode(1, 7)).unwrap();
+        table.open(&file, 1, mode(1, 7), false).unwrap();
+        table.open(&file, 2, mode(1, 7), false).unwrap();
         let range = |start, length, exclusive| Range { start, length, exclusive };
         table.lock_range(1, range(10, 10, true)).unwrap();
         let taken = Err(Status::LOCK_NOT_GRANTED);
@@ -264,8 +278,8 @@ mod test {
     #[test]
     fn open_children_are_those_in_the_directory() {
         let table = Table::default();
-        table.open(&path("a/b/c"), 1, mode(1, 7)).unwrap();
-        table.open(&path("a.txt"), 2, mode(1, 7)).unwrap();
+        table.open(&path("a/b/c"), 1, mode(1, 7), false).unwrap();
+        table.open(&path("a.txt"), 2, mode(1, 7), false).unwrap();
         assert!(table.has_open_children(&path("a")) && table.has_open_children(&path("a/b")));
         assert!(!table.has_open_children(&path("a/b/c")) && !table.has_open_children(&path("a.")));
     }

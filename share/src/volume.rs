@@ -28,7 +28,7 @@ pub fn query(share: &Share, class: u8) -> Answer<(usize, Vec<u8>)> {
             let label = utf16(&share.name);
             out.put64(0).put32(share.folder.serial()).put32(size32(label.len())).put16(0);
             out.put(&label);
-            18
+            24
         }
         class::SIZE => {
             let (total, _, available, cluster) = blocks(share)?;
@@ -47,7 +47,7 @@ pub fn query(share: &Share, class: u8) -> Answer<(usize, Vec<u8>)> {
             let attributes =
                 if share.read_only { ATTRIBUTES | READ_ONLY_VOLUME } else { ATTRIBUTES };
             out.put32(attributes).put32(255).put32(size32(name.len())).put(&name);
-            12
+            16
         }
         class::SECTOR_SIZE => {
             out.put32(512).put32(4096).put32(4096).put32(4096).put32(3).put32(0).put32(0);

@@ -141,7 +141,11 @@ fn rename(server: &Server, file: &File, data: &[u8]) -> Answer<()> {
     if from.names.is_empty() || wanted.is_empty() {
         return Err(Status::INVALID_PARAMETER);
     }
-    if server.table.forbids_rename(file.id) {
+    let within = |names: &[String]| {
+        let names = names.split_last().map_or_else(Vec::new, |(_, parent)| parent.to_vec());
+        server.table.forbids_changes(&Path { share: file.share, names })
+    };
+    if server.table.forbids_rename(file.id) || within(&from.names) || within(&to.names) {
         return Err(Status::SHARING_VIOLATION);
     }
     if file.directory && server.table.has_open_children(&from) {

@@ -30,11 +30,16 @@ const SYSTEM_SECURITY: u32 = 0x100_0000;
 /// The highest impersonation level: delegation.
 const MAX_IMPERSONATION: u32 = 3;
 
+/// The disposition that an existing file contradicts.
+const CREATE: u32 = 2;
 /// Options of CREATE.
 const DIRECTORY_FILE: u32 = 1;
 const NON_DIRECTORY_FILE: u32 = 0x40;
 const DELETE_ON_CLOSE: u32 = 0x1000;
 const OPEN_BY_ID: u32 = 0x2000;
+/// All options, and all attributes ([MS-SMB2] 2.2.13; [MS-FSCC] 2.6).
+const OPTIONS: u32 = 0x00ff_ffff;
+const ATTRIBUTES: u32 = 0x007f_7fb7;
 /// The options that FileModeInformation shows.
 const MODE: u32 = 0x103e;
 
@@ -87,7 +92,9 @@ impl Wanted {
         };
         let directory = options & DIRECTORY_FILE != 0;
         let plain = options & NON_DIRECTORY_FILE != 0;
-        let odd = directory && (plain || matches!(wanted.disposition, 0 | 4 | 5))
+        let odd = options & !OPTIONS != 0
+            || wanted.attributes & !ATTRIBUTES != 0
+            || directory && (plain || matches!(wanted.disposition, 0 | 4 | 5))
             || wanted.disposition > 5
             || wanted.sharing > 7;
         match (odd, options & OPEN_BY_ID != 0) {
@@ -124,6 +131,11 @@ impl Wanted {
         let Some(stat) = &place.found else {
             return match self.disposition {
                 1 | 4 => Err(Status::OBJECT_NAME_NOT_FOUND),
+                _ if self.attributes & folder::READ_ONLY != 0
+                    && self.options & DELETE_ON_CLOSE != 0 =>
+                {
+                    Err(Status::CANNOT_DELETE)
+                }
                 _ => Ok(Action::Created),
             };
         };
@@ -237,7 +249,17 @@ impl Connection {
                 let facts = Facts { attributes: folder::NORMAL, ..Facts::default() };
                 Ok(created(id, Action::Opened, &facts, &[]))
             }
-            Tree::Files(share) => self.create_file(context, Wanted::parse(request)?, share),
+            Tree::Files(share) => {
+                let wanted = Wanted::parse(request)?;
+                let must_be_new = wanted.disposition == CREATE;
+                match self.create_file(context, wanted, share) {
+                    // Another client has made it meanwhile.
+                    Err(Status::OBJECT_NAME_COLLISION) if !must_be_new => {
+                        self.create_file(context, Wanted::parse(request)?, share)
+                    }
+                    other => other,
+                }
+            }
         }
     }
 
@@ -257,11 +279,9 @@ impl Connection {
         }
         let id = self.server.next();
         let path = Path { share, names: place.path.clone() };
-        let mut mode = Mode { access: wanted.access, sharing: wanted.sharing };
-        if action != Action::Opened {
-            mode.access |= WRITE_DATA;
-        }
-        self.server.table.open(&path, id, mode)?;
+        let mode = Mode { access: wanted.access, sharing: wanted.sharing };
+        let empties = matches!(action, Action::Overwritten | Action::Superseded);
+        self.server.table.open(&path, id, mode, empties)?;
         let opened = wanted.open(&place, action).and_then(|fd| {
             if action != Action::Opened && wanted.attributes & folder::READ_ONLY != 0 {
                 folder::set_read_only(fd.as_fd(), true)?;

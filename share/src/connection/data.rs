@@ -4,6 +4,7 @@ use rustix::fs::fdatasync;
 use rustix::io::{Errno, pread, pwrite};
 
 use crate::connection::negotiate::MAX_DATA;
+use crate::connection::notify::Wants;
 use crate::connection::open::{APPEND_DATA, EXECUTE, File, READ_DATA, WRITE_DATA};
 use crate::connection::{Connection, Context};
 use crate::message::{HEADER, Reply, Request};
@@ -32,7 +33,7 @@ impl Connection {
         let (length, offset, minimum) = (request.u32(4)?, request.u64(8)?, request.u32(32)?);
         let table = self.server.clone();
         let open = self.open(context, request, 16)?;
-        if length > MAX_DATA || minimum > length {
+        if length > MAX_DATA {
             return Err(Status::INVALID_PARAMETER);
         }
         request.check_charge(length)?;
@@ -45,8 +46,9 @@ impl Connection {
         let file = open.file().ok_or(Status::FILE_CLOSED)?;
         file.require(READ_DATA | EXECUTE)?;
         check_data(file)?;
+        check_range(offset, length)?;
         let access = Range { start: offset, length: length.into(), exclusive: false };
-        if table.table.is_locked(file.id, access) {
+        if length > 0 && table.table.is_locked(file.id, access) {
             return Err(Status::FILE_LOCK_CONFLICT);
         }
         let mut body = vec![0; READ_HEAD + index(length)];
@@ -60,10 +62,9 @@ impl Connection {
     }
 
     pub(crate) fn write(&mut self, context: &Context, request: &Request<'_>) -> Answer<Reply> {
-        const APPEND: u64 = u64::MAX;
         const WRITE_THROUGH: u32 = 1;
         request.expect(49)?;
-        let (length, mut offset) = (request.u32(4)?, request.u64(8)?);
+        let (length, offset) = (request.u32(4)?, request.u64(8)?);
         let data = request.buffer(request.u16(2)?.into(), length)?;
         if length > MAX_DATA {
             return Err(Status::INVALID_PARAMETER);
@@ -77,9 +78,7 @@ impl Connection {
             let file = open.file().ok_or(Status::FILE_CLOSED)?;
             file.require(WRITE_DATA | APPEND_DATA)?;
             check_data(file)?;
-            if offset == APPEND {
-                offset = rustix::fs::fstat(&file.fd)?.st_size.try_into().unwrap_or(0);
-            }
+            check_range(offset, length)?;
             let access = Range { start: offset, length: length.into(), exclusive: true };
             if server.table.is_locked(file.id, access) {
                 return Err(Status::FILE_LOCK_CONFLICT);
@@ -109,27 +108,39 @@ impl Connection {
         let file = self.file(context, request, 8)?;
         file.require(READ_DATA | WRITE_DATA)?;
         let list = request.bytes.span(HEADER + 24, 24 * count)?;
+        // The first one decides whether all are taken, or all are released.
+        let releases = list.u32_at(16)? == UNLOCK;
         let mut taken: Vec<Range> = Vec::new();
         for lock in list.as_chunks::<24>().0 {
             let (start, length) = (lock.u64_at(0)?, lock.u64_at(8)?);
-            let kind = lock.u32_at(16)? & !AT_ONCE;
+            let flags = lock.u32_at(16)?;
+            let kind = flags & !AT_ONCE;
             let range = Range { start, length, exclusive: kind == EXCLUSIVE };
             let wraps = length > 0 && start.checked_add(length - 1).is_none();
             let result = match kind {
+                _ if releases != (flags == UNLOCK) => Err(Status::INVALID_PARAMETER),
                 _ if wraps => Err(Status::INVALID_LOCK_RANGE),
-                // Nothing waits here: a lock that is taken is refused, and the client tries again.
+                // Only a single lock may wait.
+                SHARED | EXCLUSIVE if count > 1 && flags & AT_ONCE == 0 => {
+                    Err(Status::INVALID_PARAMETER)
+                }
                 SHARED | EXCLUSIVE => server.table.lock_range(file.id, range),
-                UNLOCK => server.table.unlock_range(file.id, range),
+                UNLOCK if releases => server.table.unlock_range(file.id, range),
                 _ => Err(Status::INVALID_PARAMETER),
             };
-            if let Err(status) = result {
-                for range in taken {
-                    server.table.unlock_range(file.id, range)?;
+            match result {
+                Ok(()) if kind != UNLOCK => taken.push(range),
+                Ok(()) => (),
+                Err(Status::LOCK_NOT_GRANTED) if flags & AT_ONCE == 0 => {
+                    let file = file.id;
+                    return self.wait_later(context, request, (file, Wants::Lock(range)));
                 }
-                return Err(status);
-            }
-            if kind != UNLOCK {
-                taken.push(range);
+                Err(status) => {
+                    for range in taken {
+                        server.table.unlock_range(file.id, range)?;
+                    }
+                    return Err(status);
+                }
             }
         }
         Ok(Reply::plain())
@@ -145,6 +156,12 @@ fn read_reply(status: Status, mut body: Vec<u8>) -> Reply {
         body.push(0);
     }
     Reply::with(status, body)
+}
+
+/// Refuses what lies beyond the largest file.
+fn check_range(offset: u64, length: u32) -> Answer<()> {
+    let end = offset.checked_add(length.into()).and_then(|it| i64::try_from(it).ok());
+    end.map(|_| ()).ok_or(Status::INVALID_PARAMETER)
 }
 
 fn check_data(file: &File) -> Answer<()> {

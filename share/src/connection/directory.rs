@@ -10,6 +10,8 @@ use crate::message::{Reply, Request};
 use crate::status::{Answer, Status};
 use crate::wire::{index, text};
 
+/// The longest pattern in bytes: names have at most 255 letters.
+const MAX_PATTERN: usize = 1024;
 const RESTART: u8 = 1;
 const SINGLE: u8 = 2;
 const REOPEN: u8 = 0x10;
@@ -23,6 +25,9 @@ impl Connection {
         request.expect(33)?;
         let (class, flags, limit) = (request.u8(2)?, request.u8(3)?, request.u32(28)?);
         let pattern = request.buffer(request.u16(24)?.into(), request.u16(26)?.into())?;
+        if pattern.len() > MAX_PATTERN {
+            return Err(Status::OBJECT_NAME_INVALID);
+        }
         let pattern = text(pattern)?;
         let file = self.file(context, request, 8)?;
         if !file.directory {

@@ -1,4 +1,5 @@
-//! CHANGE_NOTIFY ([MS-SMB2] 2.2.35) by inotify, for the directory itself and not for those in it.
+//! CHANGE_NOTIFY ([MS-SMB2] 2.2.35) by inotify, for the directory itself and not for those in it;
+//! and the requests whose answers come later, these and locks.
 //!
 //! Threats: the client watches many directories, and never takes the changes. Both are limited; a
 //! client that lost changes has to list the directory again.
@@ -16,6 +17,7 @@ use crate::connection::{Connection, Context};
 use crate::message::{ASYNC, HEADER, Reply, Request};
 use crate::names;
 use crate::status::{Answer, Status};
+use crate::table::{Range, Table};
 use crate::wire::{Put, index, size32, utf16};
 
 /// The maximum number of watched directories, of requests that wait, and of changes that wait for
@@ -46,6 +48,15 @@ pub struct Late {
     pub reply: Reply,
 }
 
+/// The event that a request waits for.
+#[derive(Clone, Copy)]
+pub enum Wants {
+    /// Changes of a directory, in an answer of at most this size in bytes.
+    Changes(usize),
+    /// A range that is locked by others.
+    Lock(Range),
+}
+
 struct Pending {
     file: u64,
     id: u64,
@@ -54,7 +65,7 @@ struct Pending {
     message: u64,
     session: u64,
     encrypted: bool,
-    limit: usize,
+    wants: Wants,
 }
 
 struct Watch {
@@ -133,6 +144,9 @@ impl Notify {
             // The directory may be gone, and its watch with it.
             let _ = inotify::remove_watch(inotify, watch.descriptor);
         }
+        self.end(Status::RANGE_NOT_LOCKED, |it| {
+            it.file == file && matches!(it.wants, Wants::Lock(_))
+        });
         self.end(Status::NOTIFY_CLEANUP, |it| it.file == file);
     }
 
@@ -182,13 +196,26 @@ impl Notify {
         }
     }
 
+    /// Whether requests wait for locks of others, which have to be tried again.
+    pub fn waits_for_locks(&self) -> bool {
+        self.pending.iter().any(|it| matches!(it.wants, Wants::Lock(_)))
+    }
+
     /// Reads what happened, and returns the answers to requests that waited for it.
-    pub fn take_ready(&mut self) -> Vec<Late> {
+    pub fn take_ready(&mut self, table: &Table) -> Vec<Late> {
         self.read();
         let mut at = 0;
         while at < self.pending.len() {
-            let (file, limit) = (self.pending[at].file, self.pending[at].limit);
-            match self.take(file, limit) {
+            let Pending { file, wants, .. } = self.pending[at];
+            let reply = match wants {
+                Wants::Changes(limit) => self.take(file, limit),
+                Wants::Lock(range) => match table.lock_range(file, range) {
+                    Err(Status::LOCK_NOT_GRANTED) => None,
+                    Err(status) => Some(Reply::error(status)),
+                    Ok(()) => Some(Reply::plain()),
+                },
+            };
+            match reply {
                 Some(reply) => {
                     let late = self.pending.remove(at).answer(reply);
                     self.ready.push(late);
@@ -267,6 +294,19 @@ impl Connection {
         if let Some(reply) = self.notify.take(file, index(limit)) {
             return Ok(reply);
         }
+        self.wait_later(context, request, (file, Wants::Changes(index(limit))))
+    }
+
+    /// Keeps a request whose answer comes later.
+    pub(crate) fn wait_later(
+        &mut self,
+        context: &Context,
+        request: &Request<'_>,
+        (file, wants): (u64, Wants),
+    ) -> Answer<Reply> {
+        if !context.last {
+            return Err(Status::INTERNAL_ERROR);
+        }
         if self.notify.pending.len() >= MAX_PENDING {
             return Err(Status::INSUFFICIENT_RESOURCES);
         }
@@ -279,7 +319,7 @@ impl Connection {
             message: request.id,
             session: context.session,
             encrypted: context.is_encrypted(),
-            limit: index(limit),
+            wants,
         });
         Ok(Reply::error(Status::PENDING))
     }
@@ -290,6 +330,10 @@ impl Connection {
             let same = if by_id { it.id == request.async_id } else { it.message == request.id };
             same && it.session == session
         });
+    }
+
+    pub(crate) fn waits_for_locks(&self) -> bool {
+        self.notify.waits_for_locks()
     }
 
     /// The descriptor that is readable when a watched directory has changed.

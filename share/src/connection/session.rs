@@ -157,6 +157,8 @@ impl Connection {
 
     pub(crate) fn end_session(&mut self, id: u64) {
         self.close_where(|open| open.session == id);
+        // Its requests that wait end with it, and their answers need its keys.
+        self.farewells = self.take_ready();
         self.sessions.remove(&id);
         self.server.forget(id);
     }
