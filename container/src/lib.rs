@@ -24,6 +24,7 @@ pub mod plan;
 pub mod pod;
 pub mod settings;
 pub mod setup_disk;
+pub mod shared_folder;
 pub mod source;
 pub mod state;
 pub mod status;
