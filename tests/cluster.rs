@@ -6,6 +6,8 @@
 mod agent;
 #[path = "cluster/pod.rs"]
 mod pod;
+#[path = "cluster/share.rs"]
+mod share;
 #[path = "cluster/town.rs"]
 mod town;
 
@@ -166,12 +168,13 @@ fn serves(town: &Town, profile: &Profile, pod: &mut Pod, guest: &str) -> anyhow:
     // The lab's processor sometimes gives a kernel wrong flags; the machine then starts again.
     say!("{}: {} kernel panics", pod.name, pod.said("Kernel panic"));
     pod.says("the guest serves", 1, BOOT)?;
-    let steps: [(&str, Step); 5] = [
+    let steps: [(&str, Step); 6] = [
         ("access from outside", is_reached),
         ("the pod's own ports", keeps),
         ("DNS and DHCP", knows_names),
         ("access from the guest", reaches),
         ("IPv6", knows_ipv6),
+        ("the shared folder", share::works),
     ];
     for (name, step) in steps {
         let start = Instant::now();

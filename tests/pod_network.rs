@@ -12,6 +12,8 @@
 mod beside;
 #[path = "pod_network/pod.rs"]
 mod pod;
+#[path = "pod_network/share.rs"]
+mod share;
 #[path = "pod_network/six.rs"]
 mod six;
 #[path = "pod_network/town.rs"]
@@ -29,12 +31,13 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 /// The environment of a pod.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
-const TESTS: [Test; 10] = [
+const TESTS: [Test; 11] = [
     ("the_guest_gets_its_address_and_reaches_the_outside", reaches_outside),
     ("incoming_traffic_reaches_the_guest_except_reserved_ports", is_reached),
     ("packets_fit_the_pods_network", packets_fit),
     ("two_pods_do_not_interfere_and_clean_up", leaves_nothing),
     ("missing_requirements_are_reported_in_one_sentence", reports_missing_requirements),
+    ("the_shared_folder_is_at_the_gateway", share::is_at_the_gateway),
     ("with_dhcp_the_guest_joins_the_pods_network", beside::is_a_host),
     ("a_killed_pods_card_is_replaced_and_removed", beside::leaves_nothing),
     ("the_guest_has_ipv6_where_the_pod_has_it", six::goes_outside),

@@ -91,6 +91,8 @@ pub struct Finish {
     pub command: Option<String>,
     /// Keeps the output of `install.bat`.
     pub log: bool,
+    /// The first shared folder becomes a drive and a link on the desktop.
+    pub share: bool,
 }
 
 /// The properties of the machine on which the answers depend.

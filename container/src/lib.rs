@@ -25,6 +25,7 @@ pub mod pod;
 pub mod qmp;
 pub mod settings;
 pub mod setup_disk;
+pub mod shared_folder;
 pub mod source;
 pub mod state;
 pub mod status;

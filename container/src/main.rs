@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use container::command;
 use container::log::{Log, write_final_error};
 use container::settings::value::{strip, switch};
+use container::shared_folder::process;
 use container::status::{self, Status};
 use container::story::log_layer::StoryLayer;
 use tracing::level_filters::LevelFilter;
@@ -15,6 +16,10 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
+    // Before the log has a thread: the jail of this process is for one.
+    if process::is_asked() {
+        return process::main();
+    }
     let json = variable("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);
     log.make_global();

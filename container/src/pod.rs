@@ -19,6 +19,7 @@ pub mod network;
 pub mod reports;
 pub mod runtime_folder;
 mod setup;
+mod share;
 mod smm;
 pub mod stop;
 mod thread;
@@ -44,12 +45,12 @@ use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
 use self::failure::{killed_error, nothing_boots_error};
 use self::guard::Guard;
-use self::guest_log::LoggedLines;
 use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
 use self::setup::{Installation, PluggedDisk};
+use self::share::ShareServer;
 use self::stop::{Budget, Signals};
 use self::thread::run_in_thread;
 use self::tpm::Tpm;
@@ -62,7 +63,6 @@ use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, MemoryLoad};
-use crate::settings::translate::Serial;
 use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
@@ -301,12 +301,14 @@ impl Pod {
         let pod = self.clone();
         let mut parts = run_in_thread("volume", move || pod.parts()).await?;
         let pairs = parts.pairs(settings, self.plan.sizes.processors);
-        // Start swtpm before the network's queues exist, since programs inherit them.
+        // Start programs before the network's queues exist, since programs inherit them.
         let tpm = self.tpm()?;
+        let share = ShareServer::of(&self.plan, self.volume.as_ref(), &self.story);
+        let connector = share.as_ref().map(ShareServer::connector);
         parts.tpm = tpm.is_some().then(|| self.runtime_folder.tpm());
         let mut network = slot.lock().await;
-        *network =
-            Network::make(&self.plan.input, pairs, &self.runtime_folder, &self.story).await?;
+        let (input, folder) = (&self.plan.input, &self.runtime_folder);
+        *network = Network::make(input, pairs, folder, &self.story, connector).await?;
         parts.card = network.card(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
@@ -317,26 +319,12 @@ impl Pod {
         }
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
-        let level = match (settings.pod.trace, settings.pod.debug) {
-            (true, _) => "trace",
-            (_, true) => "debug",
-            _ => "info",
-        };
-        let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
-        let zone = settings.machine.zone.as_ref().map(|zone| zone.0.as_str());
-        let options = Options {
-            level,
-            zone: if utc { Some("UTC") } else { zone },
-            logged: match (&self.plan.source, &settings.machine.serial.value) {
-                (_, Serial::None) => LoggedLines::Nothing,
-                (Source::Probe, _) => LoggedLines::Probe,
-                _ => LoggedLines::Lines,
-            },
-        };
+        let options = Options::of(settings, &self.plan.source);
         let (mut child, events) =
             Child::start(self.runtime_folder.control(), &self.story, options)?;
         network.close_queues();
         child.attach_tpm(tpm);
+        child.attach_share(share);
         child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;

@@ -61,6 +61,7 @@ pub struct Settings {
     pub storage: Storage,
     pub disk: DiskSettings,
     pub network: Network,
+    pub shares: Shares,
     pub screen: ScreenSettings,
     pub machine: Machine,
     pub pod: Pod,
@@ -340,6 +341,15 @@ pub struct Network {
     /// In user mode, ports that are forwarded to the guest. With NAT, TCP ports that are also
     /// forwarded from the loopback address and by IPv6.
     pub user_ports: Ports,
+}
+
+/// The shared folders.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shares {
+    pub on: bool,
+    pub read_only: bool,
+    /// Windows gets a drive and a link on the desktop.
+    pub shortcut: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -63,7 +63,7 @@ const WORDS: [&str; 13] = [
     "LOG_FORMAT=text",
 ];
 /// Owner of the volume, and user of pods without root.
-const OWNER: u32 = 10001;
+pub(crate) const OWNER: u32 = 10001;
 
 /// A running pod; dropping it deletes the container.
 pub(crate) struct Pod {
@@ -99,6 +99,8 @@ impl Pod {
             let from = lab::asset("POD_DISK")?;
             said(Command::new("cp").arg("--sparse=always").args([&from, &disk]))?;
             chown(&disk, Some(OWNER), Some(OWNER))?;
+            fs::create_dir(volume.join("shared"))?;
+            chown(volume.join("shared"), Some(OWNER), Some(OWNER))?;
         }
         let container = container(town, profile, &space, &folder)?;
         fs::write(folder.join("config.json"), container.to_string())?;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, ExitCode};
 use std::thread;
 
 use anyhow::{Context, ensure};
@@ -14,9 +14,11 @@ use container::net::nat::{self, Nat};
 use container::settings::Settings;
 use container::settings::environment::{Environment, read};
 use container::settings::value::Value as _;
+use container::shared_folder::{self, Config, Connector, Shares};
 use container::status::Status;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use transom_tests::program;
 
 /// The first argument that makes this program the pod.
 pub(crate) const WORD: &str = "--in-the-pod";
@@ -50,7 +52,8 @@ fn serve(words: &[String]) -> anyhow::Result<()> {
 
 /// The guest is behind the pod (NAT).
 async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<()> {
-    let parameters = nat::Parameters { pairs: 1, pod: "pod".into(), etc: etc.into() };
+    let (_server, share) = server(settings)?.unzip();
+    let parameters = nat::Parameters { pairs: 1, pod: "pod".into(), etc: etc.into(), share };
     let mut nat = Nat::start(settings, &parameters).await?;
     let queue = nat.take_queues().pop().context("no queue")?;
     attach(queue, guest)?;
@@ -63,6 +66,23 @@ async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<(
         () = nat.serve() => {}
     }
     nat.end().await
+}
+
+/// The server of the folders that the pod shares.
+fn server(settings: &Settings) -> anyhow::Result<Option<(Child, Connector)>> {
+    let folders = Shares::of(settings, Path::new("/")).folders;
+    if folders.is_empty() {
+        return Ok(None);
+    }
+    let config = Config {
+        user: settings.account.user.0.clone(),
+        password: settings.account.password.0.clone(),
+        read_only: settings.shares.read_only,
+        folders,
+        debug: false,
+    };
+    let (mut command, connector) = shared_folder::command(program::transom(), &config)?;
+    Ok(Some((command.spawn()?, connector)))
 }
 
 /// The guest is on the pod's network (macvtap).

@@ -11,6 +11,7 @@ const STRANGERS: &[(&str, &[&str])] = &[
     ("vmm/", &["container"]),
     ("vmm/jail/", &["kvm_ioctls", "kvm_bindings", "devices", "boot", "screen", "vmm"]),
     ("vmm/screen/", &["kvm_ioctls", "kvm_bindings", "devices", "boot", "jail", "vmm"]),
+    ("share/", &["kvm_ioctls", "devices", "boot", "jail", "screen", "vmm", "container"]),
     ("container/", &["kvm_ioctls", "kvm_bindings", "boot"]),
 ];
 

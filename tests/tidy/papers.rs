@@ -3,7 +3,7 @@ use crate::tree::{File, Finding, Tree};
 
 /// A path in a document starts with one of these, or is at the top of the repository.
 const FOLDERS: &[&str] =
-    &["vmm", "devices", "boot", "container", "deploy", "docs", "tests", "benches", ".ci"];
+    &["vmm", "devices", "boot", "container", "deploy", "docs", "share", "tests", "benches", ".ci"];
 
 /// Folders of one developer's machine, and the files that may name them nevertheless.
 const MACHINE: &[(&str, &[&str])] = &[

@@ -36,6 +36,7 @@ pub fn answers(settings: &Settings, target: &Target, machine: Machine) -> (Answe
             key: windows.key.clone(),
             command: windows.command.clone(),
             log: windows.log,
+            share: false,
         },
         machine,
         installer: windows.installer,

@@ -6,7 +6,9 @@ use super::release::Release;
 use super::report::{Report, batch_line};
 use super::script::{SCRIPTS, Script};
 use super::xml::Secrets;
+use crate::shared_folder;
 
+const SYSTEM: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\Policies\System";
 /// Folder with the drivers that the set-up disk brings.
 const DRIVERS: &str = r"%SystemRoot%\Drivers";
 
@@ -40,7 +42,6 @@ pub(super) fn text(answers: &Answers, secrets: Secrets) -> String {
 fn power(script: &mut Script) {
     const BUTTON: &str =
         "4f971e89-eebd-4455-a8de-9e59040e7347 7648efa3-dd9c-4e3e-b566-50f929386280 3";
-    const SYSTEM: &str = r"HKLM\SOFTWARE\Microsoft\Windows\CurrentVersion\Policies\System";
     script.lines([
         "powercfg.exe /hibernate off",
         "powercfg.exe /change standby-timeout-ac 0",
@@ -123,8 +124,25 @@ fn logon(answers: &Answers, script: &mut Script) {
         script.number(BANNER, "SV1", 0);
         script.number(BANNER, "SV2", 0);
     }
+    if answers.finish.share {
+        share(script);
+    }
     script.line(format!("start \"Install\" cmd.exe /d /c call \"{SCRIPTS}\\RunInstall.cmd\""));
     script.line("exit /b 0");
+}
+
+/// The shared folder as a drive and on the desktop, as in the reference image. The network may need
+/// a moment. The logon has the account's password, which the share asks for.
+fn share(script: &mut Script) {
+    let address = format!("\\\\host.lan\\{}", shared_folder::NAME);
+    let link = r"%USERPROFILE%\Desktop\Shared";
+    script.line(format!("if not exist \"{link}\" mklink /d \"{link}\" {address}"));
+    // Explorer does not have the rights of an administrator, as this script does.
+    script.number(SYSTEM, "EnableLinkedConnections", 1);
+    script.line("for %%N in (1 2 3 4 5 6) do if not exist Z:\\ (");
+    script.line(format!("  net.exe use Z: {address} /persistent:yes >nul 2>&1"));
+    script.line("  if not exist Z:\\ ping.exe -n 4 127.0.0.1 >nul");
+    script.line(")");
 }
 
 #[cfg(test)]
@@ -164,6 +182,21 @@ mod test {
         ];
         let places: Vec<_> = parts.iter().map(|part| script.find(part).expect(part)).collect();
         assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn the_shared_folder_is_a_drive_and_on_the_desktop() {
+        assert!(!made(&[]).contains("host.lan"), "no folder is mounted");
+        let mut script = Script::new();
+        share(&mut script);
+        let script = script.finish();
+        for line in [
+            "if not exist \"%USERPROFILE%\\Desktop\\Shared\" \
+             mklink /d \"%USERPROFILE%\\Desktop\\Shared\" \\\\host.lan\\Data",
+            r"  net.exe use Z: \\host.lan\Data /persistent:yes >nul 2>&1",
+        ] {
+            assert!(script.lines().any(|it| it == line), "{script}");
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! for the guest.
 //!
 //! Threats: the guest sends any frame, with any source. Frames without its MAC and IP addresses are
-//! dropped first. The guest reaches only DHCP, DNS and ping of the pod itself, and neither its
-//! loopback nor the screen nor the kept ports.
+//! dropped first. The guest reaches only DHCP, DNS, ping and the shared folder of the pod, and
+//! neither its loopback nor the screen nor the kept ports.
 
 mod choice;
 mod ipv6;
@@ -28,8 +28,8 @@ use anyhow::Context;
 use host::mac::Mac;
 use rustix::io::FdFlags;
 
-pub use self::choice::guest_mac;
-use self::choice::{KeptPorts, OLD_GATEWAY, OLD_MASK, Subnet};
+use self::choice::{KeptPorts, OLD_MASK, Subnet};
+pub use self::choice::{OLD_GATEWAY, guest_mac};
 use self::ipv6::{Prefix, Router};
 use self::rules::{Rules, Table};
 use self::service::Service;
@@ -40,6 +40,7 @@ use crate::net::link::{self, Block, Link, Links, PodNetwork};
 use crate::net::relay::Relay;
 use crate::net::resolv::{File, Resolv};
 use crate::settings::Settings;
+use crate::shared_folder::Connector;
 use crate::status::{Failure, Status};
 
 /// The MTU of Ethernet, in bytes. Guests assume it if DHCP does not set another one.
@@ -48,13 +49,15 @@ const MIN_MTU_V6: u32 = 1280;
 const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Parameters besides the settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Parameters {
     /// Number of queue pairs of the guest's card.
     pub pairs: u16,
     pub pod: String,
     /// Folder with the pod's `resolv.conf` and `hosts`.
     pub etc: PathBuf,
+    /// The server of the shared folder, at the gateway's addresses.
+    pub share: Option<Connector>,
 }
 
 /// Addresses and ports, chosen before anything is created.
@@ -136,8 +139,12 @@ impl Nat {
         let ports = choice::loopback_ports(settings, &plan.kept);
         let set_up = async {
             let table = Table::watch(&owner)?;
-            tap.set_up(&links, &mut plan).await?;
-            Ok((table, Service::open(name, plan.subnet, &ports).await?))
+            tap.set_up(&links, &mut plan, parameters.share.is_some()).await?;
+            let mut service = Service::open(name, plan.subnet, &ports).await?;
+            if let Some(connector) = &parameters.share {
+                service.share(connector.clone(), plan.old).await;
+            }
+            Ok((table, service))
         };
         match set_up.await {
             Ok((table, service)) => {
@@ -269,7 +276,7 @@ impl Plan {
 
 impl Tap {
     /// Adds addresses, rules and forwarding.
-    async fn set_up(&mut self, links: &Links, plan: &mut Plan) -> anyhow::Result<()> {
+    async fn set_up(&mut self, links: &Links, plan: &mut Plan, share: bool) -> anyhow::Result<()> {
         let pod = links.read().await?;
         let link = pod.find(&self.name).with_context(|| format!("{} is gone", self.name))?;
         self.index = link.index;
@@ -291,6 +298,7 @@ impl Tap {
             subnet: plan.subnet,
             prefix: plan.prefix,
             kept: &plan.kept,
+            share,
         };
         rules::apply(&rules.text())?;
         self.forward(links, plan.uplink.index).await?;

@@ -53,6 +53,7 @@ use crate::net::link::default_gateway;
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::words::Ports;
+use crate::shared_folder::Connector;
 
 /// The interval of IPv6 router advertisements, well below their lifetime.
 const ADVERTISE: Duration = Duration::from_secs(1800);
@@ -73,7 +74,12 @@ pub struct UserNetwork {
 impl UserNetwork {
     /// Opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers are those
     /// of `etc/resolv.conf` below `root`.
-    pub fn start(settings: &Settings, root: &Path, folder: &Path) -> anyhow::Result<Self> {
+    pub fn start(
+        settings: &Settings,
+        root: &Path,
+        folder: &Path,
+        share: Option<Connector>,
+    ) -> anyhow::Result<Self> {
         if let Some(device) = &settings.network.uplink {
             tracing::warn!(
                 "network: DEV={} has no effect: in user mode, connections follow the pod's routes",
@@ -109,7 +115,7 @@ impl UserNetwork {
         let thread = Builder::new().name("network".into()).spawn(move || {
             // Drop privileges before the first frame of the guest is read.
             jail::serve();
-            let router = Rc::new(Router::new(lan, relay, descriptors::limit()));
+            let router = Rc::new(Router::new(lan, relay, share, descriptors::limit()));
             let serve = async {
                 // As a task of its own, it takes turns with the others.
                 let served = spawn_local(async move { serve(&router, listener, forwarded).await });

@@ -16,6 +16,7 @@ use crate::settings::environment::ParsedEnvironment;
 use crate::settings::near;
 use crate::settings::translate::{Adapter, Bus};
 use crate::settings::value::Value as _;
+use crate::shared_folder::Shares;
 use crate::source::Source;
 
 use super::drivers;
@@ -53,10 +54,8 @@ const ANSWERED: [&str; 9] = [
 const DOWNLOAD: [&str; 2] = ["MIDO", "ESD"];
 const CONNECTIONS: &str = "CONNECTIONS";
 
-/// Folders and files below `/` that the reference image shares, copies, reads or runs.
-const MOUNTS: [&str; 7] =
-    ["shared", "data", "shared2", "data2", "shared3", "data3", "run/start.sh"];
-const ON_VOLUME: [&str; 2] = ["shared", "data"];
+/// A program that the reference image runs before its machine.
+const START: &str = "/run/start.sh";
 
 /// The warnings for a plan, one sentence each.
 pub(super) fn notes(
@@ -80,8 +79,10 @@ pub(super) fn notes(
         let (bundle, remote) = (unattended.bundle.as_deref(), unattended.remote.as_ref());
         notes.extend(bus.and_then(|bus| drivers::damage(bundle, remote, bus)));
     }
-    notes.extend(unused(Path::new("/"), &MOUNTS, root));
-    notes.extend(unused(&input.settings.storage.folder, &ON_VOLUME, root));
+    if below(root, Path::new(START)).exists() {
+        notes.push(format!("{START} is not run: use an init container, or a hook of the engine"));
+    }
+    notes.extend(Shares::of(&input.settings, root).notes);
     notes.extend(unknown_zone(input, root));
     let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
@@ -190,27 +191,6 @@ fn unknown_zone(input: &ParsedEnvironment, root: &Path) -> Option<String> {
     Some(format!("TZ={zone} is unknown: {out}"))
 }
 
-/// Warnings about folders and files that the reference image uses, and this one does not.
-fn unused(folder: &Path, names: &[&str], root: &Path) -> Vec<String> {
-    let sentence = |name: &&str| {
-        let path = folder.join(name);
-        let there = below(root, &path);
-        let what = match *name {
-            "run/start.sh" => "is not run: use an init container, or a hook of the engine",
-            _ => {
-                "is not shared: mount an ISO of it as /mount.iso, or copy files through \
-                 a remote desktop"
-            }
-        };
-        let applies = match *name {
-            "run/start.sh" => there.exists(),
-            _ => there.is_dir(),
-        };
-        applies.then(|| format!("{} {what}", path.display()))
-    };
-    names.iter().filter_map(sentence).collect()
-}
-
 #[cfg(test)]
 mod test {
     use crate::media::Opened;
@@ -248,29 +228,23 @@ mod test {
     #[test]
     fn unused_mounts_are_reported_with_their_path() {
         let root = tempfile::tempdir().unwrap();
-        let of =
-            |source: &Source| notes(&read(&[].into()).unwrap(), source, None, None, root.path());
-        let [medium, disk] = ["/custom.iso", "/storage/data.img"];
-        let [medium, disk] = [Source::Medium(medium.into()), Source::Disk(disk.into())];
-        // Files with the names of folders are disks.
-        std::fs::create_dir_all(root.path().join("storage")).unwrap();
-        std::fs::write(root.path().join("data"), "").unwrap();
-        assert_eq!(of(&medium), [""; 0]);
-        std::fs::remove_file(root.path().join("data")).unwrap();
-        for name in ["shared", "data", "shared2", "shared3", "storage/shared", "storage/data"] {
+        let of = |words: &[(&str, &str)]| {
+            let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+            let disk = Source::Disk("/storage/data.img".into());
+            notes(&read(&words).unwrap(), &disk, None, None, root.path())
+        };
+        for name in ["shared", "run", "storage"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
-            let notes = of(&disk);
-            assert!(notes.iter().any(|it| it.starts_with(&format!("/{name} is not shared: "))));
         }
-        for name in ["oem/a", "storage/OEM/a", "custom.xml", "run/start.sh"] {
-            let path = root.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, "").unwrap();
+        for name in ["custom.xml", "data"] {
+            std::fs::write(root.path().join(name), "").unwrap();
         }
-        let all = of(&disk);
-        assert_eq!((all.len(), &all), (7, &of(&medium)));
-        assert!(all[4].starts_with("/run/start.sh is not run: "), "{all:?}");
-        assert!(all.iter().all(|it| it.len() < 150), "{all:?}");
+        assert_eq!(of(&[]), [""; 0]);
+        std::fs::write(root.path().join("run/start.sh"), "").unwrap();
+        let all = of(&[("NETWORK", "none")]);
+        assert!(all[0].starts_with("/run/start.sh is not run: "), "{all:?}");
+        assert!(all[1].starts_with("/shared is not shared: the guest has no network"), "{all:?}");
+        assert_eq!((all.len(), of(&[]).len()), (2, 1));
     }
 
     #[test]

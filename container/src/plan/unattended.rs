@@ -18,6 +18,7 @@ use crate::settings::translate::Bus;
 use crate::settings::version::Version;
 use crate::settings::{Compat, Settings};
 use crate::setup_disk::drivers::Drivers;
+use crate::shared_folder::Shares;
 use crate::source::Source;
 
 use super::drivers;
@@ -36,6 +37,8 @@ pub struct Unattended {
     pub missing: Vec<&'static str>,
     /// The system disk is new.
     pub is_new: bool,
+    /// Windows gets a drive and a link for the first shared folder.
+    pub share: bool,
 }
 
 impl Unattended {
@@ -71,7 +74,8 @@ impl Unattended {
             None => drivers::read(bundle.as_deref(), target.release)?.missing,
         };
         let is_new = drivers::is_new_disk(settings, root);
-        Ok(Self { target, custom, bundle, remote, missing, is_new })
+        let share = settings.shares.shortcut && Shares::of(settings, root).has_first();
+        Ok(Self { target, custom, bundle, remote, missing, is_new, share })
     }
 
     /// Whether the installation can go on if its drivers cannot be downloaded.
@@ -110,7 +114,9 @@ impl Unattended {
     /// The answers, and warnings. `bus` is that of the machine's disks.
     pub fn answers(&self, settings: &Settings, sizes: &Sizes, bus: Bus) -> (Answers, Vec<String>) {
         let machine = from_settings::machine(settings, sizes, bus);
-        from_settings::answers(settings, &self.target, machine)
+        let (mut answers, warnings) = from_settings::answers(settings, &self.target, machine);
+        answers.finish.share = self.share;
+        (answers, warnings)
     }
 
     /// The files of the set-up disk. A finished answer file of the user has its own way to end the

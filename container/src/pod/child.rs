@@ -25,8 +25,12 @@ use super::lines::line;
 use super::machine_client;
 use super::reports::Reports;
 use super::setup::PluggedDisk;
+use super::share::ShareServer;
 use super::tpm::Tpm;
 use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
+use crate::settings::Settings;
+use crate::settings::translate::Serial;
+use crate::source::Source;
 use crate::story::Story;
 use crate::story::log_layer::RECORDED;
 
@@ -42,6 +46,8 @@ pub struct Child {
     input: Option<ChildStdin>,
     /// Ends with the machine.
     tpm: Option<Tpm>,
+    /// Ends with the machine.
+    share: Option<ShareServer>,
     setup_disk: Option<PluggedDisk>,
     /// Copies the process' standard error to the log.
     reader: Option<JoinHandle<()>>,
@@ -56,6 +62,24 @@ pub struct Options<'a> {
     /// The time zone of the guest's clock; the container's if not set.
     pub zone: Option<&'a str>,
     pub logged: LoggedLines,
+}
+
+impl<'a> Options<'a> {
+    pub fn of(settings: &'a Settings, source: &Source) -> Self {
+        let level = match (settings.pod.trace, settings.pod.debug) {
+            (true, _) => "trace",
+            (_, true) => "debug",
+            _ => "info",
+        };
+        let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
+        let zone = settings.machine.zone.as_ref().map(|zone| zone.0.as_str());
+        let logged = match (source, &settings.machine.serial.value) {
+            (_, Serial::None) => LoggedLines::Nothing,
+            (Source::Probe, _) => LoggedLines::Probe,
+            _ => LoggedLines::Lines,
+        };
+        Self { level, zone: if utc { Some("UTC") } else { zone }, logged }
+    }
 }
 
 /// Boot events of the firmware, each with the last lines of the serial port.
@@ -94,7 +118,8 @@ impl Child {
         let last = LastError::default();
         let reader = tokio::spawn(repeat(errors, story.clone(), last.clone()));
         let reader = Some(reader);
-        let child = Self { process, control, input, tpm: None, setup_disk: None, reader, last };
+        let (tpm, share, setup_disk) = (None, None, None);
+        let child = Self { process, control, input, tpm, share, setup_disk, reader, last };
         Ok((child, events))
     }
 
@@ -110,6 +135,11 @@ impl Child {
     /// Makes the TPM live as long as the machine.
     pub fn attach_tpm(&mut self, tpm: Option<Tpm>) {
         self.tpm = tpm;
+    }
+
+    /// Makes the server of the shared folders live as long as the machine.
+    pub fn attach_share(&mut self, share: Option<ShareServer>) {
+        self.share = share;
     }
 
     pub fn attach_setup_disk(&mut self, disk: Option<PluggedDisk>) {
@@ -140,9 +170,11 @@ impl Child {
         self.process.id()
     }
 
-    /// The process IDs of the machine and of its TPM.
+    /// The process IDs of the machine, of its TPM and of the server of the shared folders.
     pub fn ids(&self) -> Vec<u32> {
-        self.id().into_iter().chain(self.tpm.as_ref().and_then(Tpm::id)).collect()
+        let tpm = self.tpm.as_ref().and_then(Tpm::id);
+        let share = self.share.as_ref().and_then(ShareServer::id);
+        [self.id(), tpm, share].into_iter().flatten().collect()
     }
 
     pub fn control(&self) -> &Path {

@@ -157,6 +157,12 @@ impl Guard {
     }
 }
 
+/// The password of the shared folders: that of Windows' account, made or set.
+pub(super) fn share_password(settings: &Settings, volume: Option<&Volume>) -> Secret {
+    let made = volume.and_then(|volume| kept(volume, ACCOUNT_FILE));
+    made.map_or_else(|| settings.account.password.clone(), Secret)
+}
+
 /// A kept password of the screen, with a line in the log.
 fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
     let place = match volume {

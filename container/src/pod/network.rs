@@ -15,6 +15,7 @@ use crate::net::resolv::Resolv;
 use crate::net::user::UserNetwork;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::{NetworkKind, Settings};
+use crate::shared_folder::Connector;
 use crate::story::Story;
 
 const RESOLV: &str = "/etc/resolv.conf";
@@ -52,6 +53,7 @@ impl Network {
         processors: u32,
         runtime_folder: &RuntimeFolder,
         story: &Story,
+        share: Option<Connector>,
     ) -> anyhow::Result<Self> {
         let settings = &input.settings;
         let kind = settings.network.kind;
@@ -76,7 +78,7 @@ impl Network {
         }
         if kind == NetworkKind::Nat {
             story.step("Preparing the network…");
-            match nat(settings, processors).await {
+            match nat(settings, processors, share.clone()).await {
                 Ok(mut nat) => {
                     nat.notes().iter().for_each(|note| story.info(note));
                     let (guest, gateway) = (nat.guest(), nat.gateway());
@@ -97,7 +99,7 @@ impl Network {
         if kind == NetworkKind::None {
             return Ok(Self::None);
         }
-        Ok(match UserNetwork::start(settings, Path::new("/"), runtime_folder.path()) {
+        Ok(match UserNetwork::start(settings, Path::new("/"), runtime_folder.path(), share) {
             Ok(user) => {
                 story.info(&user.summary);
                 Self::User(user)
@@ -188,9 +190,14 @@ fn pairs(processors: u32) -> u16 {
     u16::try_from(processors.clamp(1, MAX_PAIRS)).unwrap_or(1)
 }
 
-async fn nat(settings: &Settings, processors: u32) -> anyhow::Result<Nat> {
+async fn nat(
+    settings: &Settings,
+    processors: u32,
+    share: Option<Connector>,
+) -> anyhow::Result<Nat> {
     let pairs = pairs(processors);
-    Nat::start(settings, &Parameters { pairs, pod: host_name(), etc: "/etc".into() }).await
+    let etc = "/etc".into();
+    Nat::start(settings, &Parameters { pairs, pod: host_name(), etc, share }).await
 }
 
 /// Empty if the file cannot be read.

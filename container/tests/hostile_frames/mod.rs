@@ -62,7 +62,7 @@ pub(crate) fn frames(bytes: &[u8]) {
         host: "guest".into(),
     };
     let relay = Relay::new(local, Path::new("/nowhere"));
-    let router = Router::new(lan, relay, FILES);
+    let router = Router::new(lan, relay, None, FILES);
     let network = &router.network;
     let world = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = world.local_addr().expect("it has one");

@@ -55,7 +55,7 @@ const SURVIVED: &[(&str, Warning)] = &[
     ("PASST_OPTS=-4", "PASST_OPTS has no effect"),
     ("USER_PORTS=44772,8080,3389,8006", ""),
     // Switches of earlier versions, by their first letter.
-    ("SAMBA=yep", "SAMBA has no effect"),
+    ("SAMBA=yep", "SAMBA=yep has no effect: this is a switch"),
     ("ALLOCATE=nope", "ALLOCATE=nope has no effect: this is a switch: give Y or N"),
     ("TPM=2.0", "TPM=2.0 has no effect"),
     // Remote control of QEMU.

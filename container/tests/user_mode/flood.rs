@@ -107,7 +107,7 @@ fn a_flood_is_limited_in_tasks_descriptors_and_memory() {
         let lan = Lan::new(&Settings::defaults().network, &PodAddresses::read())?;
         ensure!((lan.guest, lan.gateway) == (GUEST, GATEWAY), "{lan:?}");
         let relay = Relay::new(local(&lan), folder.path());
-        let router = Rc::new(Router::new(lan, relay, FILES));
+        let router = Rc::new(Router::new(lan, relay, None, FILES));
         let (ours, mut theirs) = UnixStream::pair()?;
         let mut answers = theirs.try_clone()?;
         let reader = std::thread::spawn(move || io::copy(&mut answers, &mut io::sink()));
@@ -270,7 +270,7 @@ fn incoming_connections_do_not_evict_those_of_others() {
     isolated(|| {
         let (world, folder) = (World::new(1500)?, tempfile::tempdir()?);
         world.pod.enter()?;
-        let user = UserNetwork::start(&Settings::defaults(), folder.path(), folder.path())?;
+        let user = UserNetwork::start(&Settings::defaults(), folder.path(), folder.path(), None)?;
         let mut guest = Guest::plug(&user)?;
         serve(&world.outside, HOST, 7, |mut stream| {
             let mut byte = [0];
@@ -330,7 +330,7 @@ fn without_descriptors_no_foreign_address_is_claimed() {
         settings.network.address = Some(Ipv4Addr::new(10, 77, 0, 99));
         let lan = Lan::new(&settings.network, &PodAddresses::read())?;
         let relay = Relay::new(local(&lan), "/nowhere".as_ref());
-        let network = Network::new(lan, relay);
+        let network = Network::new(lan, relay, None);
         let own: [IpAddr; 2] = [GUEST.into(), "fd77::2".parse()?];
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         for files in [1024, 256, 64] {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod flood;
+mod share;
 mod world;
 
 use std::fs;
@@ -19,6 +20,7 @@ use container::net::user::UserNetwork;
 use container::settings::Settings;
 use container::settings::value::{Value as _, Within};
 use container::settings::words::Ports;
+use container::shared_folder::Connector;
 use tempfile::TempDir;
 
 use self::world::{Service, Space, TIMEOUT, World, until};
@@ -38,6 +40,14 @@ struct Net {
 
 impl Net {
     fn start(mtu: u16, change: impl FnOnce(&mut Settings)) -> anyhow::Result<Self> {
+        Self::with_share(mtu, change, None)
+    }
+
+    fn with_share(
+        mtu: u16,
+        change: impl FnOnce(&mut Settings),
+        share: Option<Connector>,
+    ) -> anyhow::Result<Self> {
         let (world, folder) = (World::new(mtu)?, tempfile::tempdir()?);
         let mut settings = Settings::defaults();
         settings.network.mtu = Some(Within(mtu.into()));
@@ -46,7 +56,7 @@ impl Net {
         let resolv = format!("nameserver {HOST}\nsearch test.example\n");
         fs::write(folder.path().join("etc/resolv.conf"), resolv)?;
         world.pod.enter()?;
-        let user = UserNetwork::start(&settings, folder.path(), folder.path())?;
+        let user = UserNetwork::start(&settings, folder.path(), folder.path(), share)?;
         let wire = world.plug(&user.socket)?;
         let net = Self { _wire: wire, user, world, folder };
         net.address()?;

@@ -42,6 +42,7 @@ hostile! {
     hostile_qmp: "../../../container/tests/hostile_qmp/mod.rs",
     hostile_reports: "../../../container/tests/hostile_reports/mod.rs",
     hostile_setup_disk: "../../../container/tests/hostile_setup_disk/mod.rs",
+    hostile_share: "../../../share/tests/hostile_share/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_upgrade: "../../../container/tests/hostile_upgrade/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
@@ -118,6 +119,7 @@ pub const TARGETS: &[Target] = &[
     target("segments", 4096, Own(guest::frames), hostile_frames::segments),
     target("arp", 1500, Own(lan::arp), lan::handle_arp),
     target("neighbors", 1500, Own(lan::neighbor), lan::handle_neighbor),
+    target("share", 4096, Bytes, |it| hostile_share::run(folder(), it.iter().copied())),
     // Requests to the pod, at the web port and at its socket.
     target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
     target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),

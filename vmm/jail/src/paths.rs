@@ -27,6 +27,8 @@ pub enum PathAccess {
     Remove,
     /// Files are read, written, created, renamed and removed.
     Own,
+    /// As `Own`, also between directories, and without sockets.
+    Serve,
 }
 
 impl PathAccess {
@@ -42,6 +44,9 @@ impl PathAccess {
                 let make = AccessFs::MakeReg | AccessFs::MakeDir | AccessFs::MakeSock;
                 let remove = AccessFs::RemoveFile | AccessFs::RemoveDir;
                 read | make | remove | AccessFs::WriteFile | AccessFs::Truncate
+            }
+            Self::Serve => {
+                (Self::Own.rights() | AccessFs::Refer) & !BitFlags::from(AccessFs::MakeSock)
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::settings::words::{Ports, Protocol};
 use crate::status::{Failure, Status};
 
 /// The gateway's former address, which old installations may have stored.
-pub(super) const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
+pub const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
 /// Prefix length of its network.
 pub(super) const OLD_MASK: u8 = 24;
 

@@ -18,6 +18,7 @@ use jail::watch::{self, Capabilities};
 use super::choice::{KeptPorts, OLD_GATEWAY, Subnet};
 use super::ipv6::{MASK, Prefix};
 use crate::settings::value::Value as _;
+use crate::shared_folder::PORT;
 use crate::status::{Failure, Status};
 
 pub(super) struct Rules<'a> {
@@ -27,6 +28,8 @@ pub(super) struct Rules<'a> {
     /// The guest's IPv6 network, if it has one.
     pub(super) prefix: Option<Prefix>,
     pub(super) kept: &'a KeptPorts,
+    /// The shared folder is at the gateway's addresses.
+    pub(super) share: bool,
 }
 
 /// Neighbor discovery, and questions for a router.
@@ -118,7 +121,7 @@ oifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} masquerade
     }
 
     /// Clamps TCP segments to the MTU, blocks connections to the guest that were not forwarded, and
-    /// limits the guest's access to the pod to DHCP, DNS and ping.
+    /// limits the guest's access to the pod to DHCP, DNS, ping and the shared folder.
     fn limits(&self) -> String {
         let (tap, gateway) = (self.tap, self.subnet.gateway);
         let ipv6 = match self.prefix {
@@ -126,6 +129,10 @@ oifname != {{ \"{tap}\", \"lo\" }} ip6 saddr {network} masquerade
                 format!("icmpv6 type {NEIGHBOR_TYPES} accept\nicmpv6 type echo-request accept\n")
             }
             None => String::new(),
+        };
+        let share = match self.share {
+            true => format!("ip daddr {{ {gateway}, {OLD_GATEWAY} }} tcp dport {PORT} accept\n"),
+            false => String::new(),
         };
         format!(
             "chain fit {{
@@ -147,7 +154,7 @@ udp dport 67 accept
 ip daddr {gateway} udp dport 53 accept
 ip daddr {gateway} tcp dport 53 accept
 icmp type echo-request accept
-{ipv6}reject
+{share}{ipv6}reject
 }}
 "
         )

@@ -1,5 +1,5 @@
-//! The pod's servers: DHCP and DNS on the tap, and on the loopback a relay to the guest's ports,
-//! for clients inside of the pod (`kubectl port-forward`, probes by `exec`).
+//! The pod's servers: DHCP, DNS and the shared folder on the tap, and on the loopback a relay to
+//! the guest's ports, for clients inside of the pod (`kubectl port-forward`, probes by `exec`).
 //!
 //! Threats: guest and clients may open any number of connections and send nothing. Each kind of
 //! connection has a limit, and the name server closes idle connections.
@@ -11,17 +11,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::sockopt::set_ipv6_v6only;
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_keepalive};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::choice::Subnet;
+use super::choice::{OLD_GATEWAY, Subnet};
 use crate::net::dhcp::{self, CLIENT_PORT, Config, SERVER_PORT};
 use crate::net::dns::{self, Transport};
 use crate::net::relay::{Relay, read_framed, write_framed};
+use crate::shared_folder::{self, Connector};
 use crate::status::{Failure, Status};
 
 const MAX_QUESTIONS: usize = 512;
@@ -39,10 +40,12 @@ const MAX_MESSAGE: usize = 1500;
 /// The sockets. All are opened before the guest starts, so that errors are reported early.
 pub(super) struct Service {
     guest: Ipv4Addr,
+    gateway: Ipv4Addr,
     dhcp: UdpSocket,
     dns: Arc<UdpSocket>,
     dns_tcp: TcpListener,
     forwarded: Vec<TcpListener>,
+    share: Option<(Connector, Vec<TcpListener>)>,
 }
 
 impl Service {
@@ -71,7 +74,25 @@ impl Service {
         for port in ports {
             forwarded.extend(listen(*port).await);
         }
-        Ok(Self { guest: subnet.guest, dhcp, dns, dns_tcp, forwarded })
+        let Subnet { guest, gateway, .. } = subnet;
+        Ok(Self { guest, gateway, dhcp, dns, dns_tcp, forwarded, share: None })
+    }
+
+    /// Serves the shared folder at the gateway's address, and at its old one if it has that. The
+    /// guest can do without.
+    pub(super) async fn share(&mut self, connector: Connector, old: bool) {
+        let mut listeners = Vec::new();
+        let addresses = [self.gateway].into_iter().chain(old.then_some(OLD_GATEWAY));
+        for address in addresses.collect::<BTreeSet<_>>() {
+            match TcpListener::bind((address, shared_folder::PORT)).await {
+                Ok(listener) => listeners.push(listener),
+                Err(error) => {
+                    let port = shared_folder::PORT;
+                    tracing::warn!("the shared folder: port {port} of {address}: {error}");
+                }
+            }
+        }
+        self.share = Some((connector, listeners));
     }
 
     /// Serves until the future is dropped.
@@ -82,6 +103,7 @@ impl Service {
             self.serve_dhcp(config),
             self.serve_dns(relay),
             self.serve_dns_tcp(relay),
+            self.serve_share(),
             forwarded
         );
     }
@@ -134,6 +156,23 @@ impl Service {
         .await;
     }
 
+    /// Passes connections of the guest to the server of the shared folder.
+    async fn serve_share(&self) {
+        let Some((connector, listeners)) = &self.share else { return };
+        let all = listeners.iter().map(|listener| async {
+            loop {
+                let Some((stream, from)) = or_pause(listener.accept()).await else { continue };
+                if from.ip() != IpAddr::V4(self.guest) {
+                    continue;
+                }
+                if let Err(error) = pass(connector, stream) {
+                    tracing::debug!("the shared folder: {error}");
+                }
+            }
+        });
+        futures_util::future::join_all(all).await;
+    }
+
     /// Forwards connections of a listener to the same port of the guest.
     async fn forward(&self, listener: &TcpListener) {
         let Ok(port) = listener.local_addr().map(|address| address.port()) else { return };
@@ -147,6 +186,14 @@ impl Service {
         })
         .await;
     }
+}
+
+fn pass(connector: &Connector, stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    set_socket_keepalive(&stream, true)?;
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    connector.pass(stream)
 }
 
 fn refused(ip: Ipv4Addr, port: u16, error: &io::Error) -> anyhow::Error {

@@ -1,5 +1,5 @@
-//! A TCP connection: copies bytes between the guest and the other end, which is a socket of the pod
-//! or the gateway's name server.
+//! A TCP connection: copies bytes between the guest and the other end: a socket of the pod, the
+//! gateway's name server, or the server of the shared folder.
 //!
 //! A side that does not read slows down the other: buffers in between are bounded (`tcp`), and the
 //! TCP windows on both sides close.
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, sockopt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::sync::Notify;
 
 use super::icmp::IcmpError;
@@ -20,6 +20,7 @@ use super::network::Network;
 use super::packet::{Pair, Payload, TCP};
 use super::segment::{CHECKSUM, Segment};
 use super::tcp::{State, Tcp};
+use crate::shared_folder::Connector;
 
 /// The time after which empty buffers of an idle connection are freed.
 const IDLE_BUFFER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,6 +32,8 @@ pub enum Origin {
     Guest,
     /// The guest, to the gateway's name server.
     NameServer,
+    /// The guest, to the shared folder at the gateway.
+    Share,
     /// An outside host, identified by this address.
     Host(IpAddr),
 }
@@ -50,12 +53,14 @@ pub enum Remote {
     Connect(Vec<u8>),
     Connected(TcpStream),
     NameServer,
+    Share(Connector),
 }
 
 /// The connected other end.
 enum Stream<'a> {
     Socket(TcpStream),
     NameServer(&'a NameServer),
+    Share(UnixStream),
 }
 
 impl Stream<'_> {
@@ -63,6 +68,7 @@ impl Stream<'_> {
         match self {
             Self::Socket(stream) => stream.try_write(bytes),
             Self::NameServer(names) => names.try_write(bytes),
+            Self::Share(stream) => stream.try_write(bytes),
         }
     }
 
@@ -70,6 +76,7 @@ impl Stream<'_> {
         match self {
             Self::Socket(stream) => stream.try_read_buf(buffer),
             Self::NameServer(names) => names.try_read_buf(buffer),
+            Self::Share(stream) => stream.try_read_buf(buffer),
         }
     }
 
@@ -78,6 +85,7 @@ impl Stream<'_> {
             // After an error, the next read returns it.
             Self::Socket(stream) => drop(stream.readable().await),
             Self::NameServer(names) => names.readable().await,
+            Self::Share(stream) => drop(stream.readable().await),
         }
     }
 
@@ -85,6 +93,7 @@ impl Stream<'_> {
         match self {
             Self::Socket(stream) => drop(stream.writable().await),
             Self::NameServer(names) => names.writable().await,
+            Self::Share(stream) => drop(stream.writable().await),
         }
     }
 
@@ -96,6 +105,9 @@ impl Stream<'_> {
                 rustix::net::shutdown(stream, Shutdown::Write).ok();
             }
             Self::NameServer(names) => names.shutdown(),
+            Self::Share(stream) => {
+                rustix::net::shutdown(stream, Shutdown::Write).ok();
+            }
         }
     }
 }
@@ -137,6 +149,10 @@ impl Connection {
                 Box::pin(self.serve_names(network)).await;
                 None
             }
+            Remote::Share(connector) => {
+                self.share(network, &connector).await;
+                None
+            }
         };
         if let Some(stream) = stream {
             // The connection also works without these options.
@@ -165,6 +181,20 @@ impl Connection {
         tokio::select! {
             _ = self.relay(network, &stream) => {}
             () = serve => {}
+        }
+    }
+
+    /// Passes the other end of a socket to the server of the shared folder.
+    async fn share(&self, network: &Rc<Network>, connector: &Connector) {
+        match connector.connect().and_then(UnixStream::from_std) {
+            Ok(stream) => {
+                self.tcp.borrow_mut().connected();
+                self.relay(network, &Stream::Share(stream)).await;
+            }
+            Err(error) => {
+                network.warn_once("share", || format!("the shared folder: {error}"));
+                self.abort();
+            }
         }
     }
 

@@ -57,7 +57,7 @@ fn host(address: IpAddr) -> IpAddr {
 
 pub struct Syn<'a> {
     pub pair: Pair,
-    /// `Guest` or `NameServer`.
+    /// Not `Host`.
     pub origin: Origin,
     pub segment: &'a Segment<'a>,
     /// The beginning of its packet, for ICMP errors.
@@ -92,7 +92,7 @@ impl Connections {
 
     fn limits_of(&self, origin: Origin) -> &OriginLimits {
         match origin {
-            Origin::Guest => &self.guests,
+            Origin::Guest | Origin::Share => &self.guests,
             Origin::NameServer => &self.names,
             Origin::Host(_) => &self.incoming,
         }
@@ -107,6 +107,10 @@ impl Connections {
         let tcp = Tcp::from_guest(&self.start(&network.lan, &pair, origin), segment);
         let remote = match origin {
             Origin::NameServer => Remote::NameServer,
+            Origin::Share => match &network.share {
+                Some(connector) => Remote::Share(connector.clone()),
+                None => return,
+            },
             Origin::Guest | Origin::Host(_) => {
                 Remote::Connect(packet[..packet.len().min(QUOTED)].to_vec())
             }
@@ -160,6 +164,7 @@ impl Connections {
             let whose = match origin {
                 Origin::Guest => "the guest has",
                 Origin::NameServer => "the guest's DNS client has",
+                Origin::Share => "the guest's client of the shared folder has",
                 Origin::Host(_) => "outside hosts have",
             };
             format!("{whose} too many connections: the least recently used one is ended")
@@ -185,8 +190,8 @@ impl Connections {
                     _ => return None,
                 }
             }
-            Origin::Guest | Origin::NameServer if scarce => origin,
-            Origin::Guest | Origin::NameServer => return None,
+            Origin::Guest | Origin::NameServer | Origin::Share if scarce => origin,
+            Origin::Guest | Origin::NameServer | Origin::Share => return None,
         };
         let theirs = connections.iter().filter(|(_, it)| it.origin == whose);
         theirs.min_by_key(|(_, it)| it.used.get()).map(|(pair, _)| *pair)

@@ -18,6 +18,7 @@ use super::link::Link;
 use super::neighbors;
 use super::packet::{ARP, ArpRequest, Ends, Frame, Packet, Payload, write_frame};
 use crate::net::relay::Relay;
+use crate::shared_folder::Connector;
 
 /// The time for which the last decision is cached.
 const CACHED: Duration = Duration::from_secs(1);
@@ -36,6 +37,8 @@ pub struct Network {
     pub lan: Lan,
     pub link: Link,
     pub relay: Relay,
+    /// The server of the shared folder, at port 445 of the gateway.
+    pub share: Option<Connector>,
     /// MAC address of the guest.
     card: Cell<Mac>,
     /// Global IPv6 address of the guest.
@@ -50,11 +53,12 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(lan: Lan, relay: Relay) -> Self {
+    pub fn new(lan: Lan, relay: Relay, share: Option<Connector>) -> Self {
         Self {
             lan,
             link: Link::default(),
             relay,
+            share,
             card: Cell::new(Mac::BROADCAST),
             guest_v6: Cell::new(None),
             warned: RefCell::default(),

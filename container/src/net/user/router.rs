@@ -5,6 +5,7 @@
 //! least recently used entry. A task needs a slot (`quota`) before it starts.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -21,7 +22,9 @@ use super::quota::Limits;
 use super::segment::{self, ACK, RST, SYN, Segment};
 use super::service::Server;
 use crate::net::dns;
+use crate::net::nat::OLD_GATEWAY;
 use crate::net::relay::Relay;
+use crate::shared_folder::{self, Connector};
 
 pub struct Router {
     /// All tasks share it.
@@ -35,10 +38,10 @@ pub struct Router {
 
 impl Router {
     /// `files`: the maximum number of open descriptors of the process.
-    pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
+    pub fn new(lan: Lan, relay: Relay, share: Option<Connector>, files: usize) -> Self {
         let limits = Limits::of(files);
         Self {
-            network: Rc::new(Network::new(lan, relay)),
+            network: Rc::new(Network::new(lan, relay, share)),
             datagrams: Rc::new(Datagrams::new(limits.datagrams)),
             echoes: Rc::new(Echoes::new(limits.echoes)),
             connections: Rc::new(Connections::new(&limits)),
@@ -114,19 +117,24 @@ impl Router {
             return connection.handle(&segment, Instant::now());
         }
         let Some(destination) = self.network.admit(packet) else { return };
-        let may_connect = match destination {
-            Destination::Outside => true,
-            Destination::Gateway if segment.ports.1 == dns::PORT => true,
-            Destination::Gateway => packet.to.is_ipv4() && self.network.is_outside(packet.to),
-            Destination::Forbidden | Destination::Unroutable => false,
-        };
-        if !may_connect || segment.flags & (SYN | ACK | RST) != SYN {
-            return self.reset(&pair, &segment);
-        }
-        let names = destination == Destination::Gateway && segment.ports.1 == dns::PORT;
-        let origin = if names { Origin::NameServer } else { Origin::Guest };
+        let origin = self.origin(destination, packet.to, segment.ports.1);
+        let origin = origin.filter(|_| segment.flags & (SYN | ACK | RST) == SYN);
+        let Some(origin) = origin else { return self.reset(&pair, &segment) };
         let syn = Syn { pair, origin, segment: &segment, packet: packet.quoted() };
         self.connections.open(&self.network, &syn);
+    }
+
+    /// Where a connection of the guest goes. Nowhere if it is not allowed.
+    fn origin(&self, destination: Destination, to: IpAddr, port: u16) -> Option<Origin> {
+        let share = port == shared_folder::PORT && self.network.share.is_some() && to.is_ipv4();
+        match destination {
+            Destination::Gateway if port == dns::PORT => Some(Origin::NameServer),
+            Destination::Gateway if share => Some(Origin::Share),
+            Destination::Gateway if !to.is_ipv4() || !self.network.is_outside(to) => None,
+            Destination::Outside if share && to == OLD_GATEWAY => Some(Origin::Share),
+            Destination::Outside | Destination::Gateway => Some(Origin::Guest),
+            Destination::Forbidden | Destination::Unroutable => None,
+        }
     }
 
     /// Answers a segment without a connection.

@@ -98,6 +98,7 @@ fn plan(folder: &Path, words: &[(&str, &str)], step: Step) -> Plan {
         bundle: None,
         remote: None,
         missing: Vec::new(),
+        share: false,
         is_new: true,
     };
     let unattended = (!step.keeps()).then_some(unattended);

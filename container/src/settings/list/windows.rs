@@ -87,22 +87,19 @@ pub(super) const MEDIA: &[Variable] = variables! {
 };
 
 pub(super) const SHARES: &[Variable] = variables! {
-    /// A network share of the folder /shared.
-    ignored "SAMBA" = "N"
-        => "there is no share server: mount an ISO with the files as /mount.iso, or copy them \
-        through a remote desktop";
+    /// Shares the folders /shared, /shared2 and /shared3, if they are mounted, as
+    /// `\\host.lan\Data`, `Data2` and `Data3`.
+    full "SAMBA" = "Y" (shares.on);
     /// Log messages of the share server.
-    ignored "SAMBA_DEBUG" = "N" => "there is no share server: leave it out";
-    /// Makes the share read-only.
-    ignored "SAMBA_READONLY" = "N" => "there is no share server: leave it out";
+    ignored "SAMBA_DEBUG" = "N" => "set DEBUG=Y, which logs the share server's messages, too";
+    /// Makes the shares read-only.
+    full "SAMBA_READONLY" = "N" (shares.read_only);
     /// The path of the share server's configuration.
-    ignored "SAMBA_CONFIG" = "" => "there is no share server: leave it out";
+    ignored "SAMBA_CONFIG" = "" => "the share server is Transom's own, without such a file";
     /// A further network interface of the share server.
-    ignored "SAMBA_INTERFACE" = "" => "there is no share server: leave it out";
-    /// A shortcut to the share on the desktop.
-    ignored "SHORTCUT" = "N" => "there is no share server: leave it out";
+    ignored "SAMBA_INTERFACE" = "" => "the shares are for the guest only: leave it out";
+    /// A newly installed Windows has the first share as drive Z: and as `Shared` on the desktop.
+    full "SHORTCUT" = "Y" (shares.shortcut);
     /// Further folders to share, in old versions.
-    ignored "SHARES" = ""
-        => "there is no share server: put files into /oem before the installation, or copy them \
-        through a remote desktop";
+    ignored "SHARES" = "" => "mount folders as /shared, /shared2 and /shared3 instead";
 };

@@ -78,7 +78,7 @@ const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to t
 const NO_SOUND: &str = "set AUDIO=Y for a sound card";
 pub const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection \
                              of a remote desktop, or usbip";
-const SHARES: &str = "there is no share server: copy files through a remote desktop";
+const SHARES: &str = "mount the folder as /shared instead, which Windows sees as a network share";
 const NETWORKS: &str = "set NETWORK, IP, MAC, MTU and USER_PORTS for the network";
 const CONTROLLER: &str = "controllers are added with their disks: set DISK_TYPE";
 

@@ -1,0 +1,93 @@
+//! The process that serves the shared folders, beside the machine's. It ends with the machine.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use tokio::io::{AsyncRead, BufReader};
+use tokio::process::Child;
+
+use super::guard;
+use super::lines::line;
+use super::volume::Volume;
+use crate::log::LineLimit;
+use crate::plan::Plan;
+use crate::shared_folder::{self, Config, Connector, Shares};
+use crate::story::Story;
+
+/// Maximum lines per minute.
+const MAX_LINES: u32 = 10;
+
+/// Dropping this ends the process.
+pub struct ShareServer {
+    process: Child,
+    connector: Connector,
+}
+
+impl ShareServer {
+    /// The server of the folders that the pod shares, if any. The machine runs without, too.
+    pub fn of(plan: &Plan, volume: Option<&Volume>, story: &Story) -> Option<Self> {
+        let settings = &plan.input.settings;
+        let folders = Shares::of(settings, Path::new("/")).folders;
+        if folders.is_empty() {
+            return None;
+        }
+        for folder in &folders {
+            story.info(&format!("{} is shared as {}", folder.path.display(), folder.shown()));
+        }
+        let config = Config {
+            user: settings.account.user.0.clone(),
+            password: guard::share_password(settings, volume).0,
+            read_only: settings.shares.read_only,
+            folders,
+            debug: settings.pod.debug || settings.pod.trace,
+        };
+        match Self::start(&config) {
+            Ok(server) => Some(server),
+            Err(error) => {
+                story.warn(&format!("no folder is shared: {error:#}"));
+                None
+            }
+        }
+    }
+
+    fn start(config: &Config) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("this program")?;
+        let (command, connector) = shared_folder::command(&program, config)?;
+        let mut process = spawn(command).with_context(|| program.display().to_string())?;
+        let errors = process.stderr.take().context("no standard error")?;
+        tokio::spawn(repeat(errors));
+        Ok(Self { process, connector })
+    }
+
+    pub fn id(&self) -> Option<u32> {
+        self.process.id()
+    }
+
+    pub fn connector(&self) -> Connector {
+        self.connector.clone()
+    }
+}
+
+fn spawn(command: Command) -> std::io::Result<Child> {
+    tokio::process::Command::from(command).kill_on_drop(true).spawn()
+}
+
+/// Logs its messages until its end. The guest may cause some of them, or may have taken over the
+/// process.
+async fn repeat(errors: impl AsyncRead + Unpin) {
+    let (mut errors, mut limit) = (BufReader::new(errors), LineLimit::new(MAX_LINES));
+    while let Ok(Some(message)) = line(&mut errors).await {
+        let message: String = message.chars().filter(|it| !it.is_control()).collect();
+        let message = message.trim();
+        if let Some(message) = message.strip_prefix("DEBUG ") {
+            tracing::debug!("shared folder: {message}");
+        } else if limit.take(Instant::now()) {
+            let message = message.strip_prefix("WARN ").unwrap_or(message);
+            tracing::warn!("shared folder: {message}");
+        } else {
+            tracing::debug!("shared folder: {message}");
+        }
+    }
+}

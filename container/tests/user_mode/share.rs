@@ -1,0 +1,177 @@
+//! The shared folder through the user-mode network: Samba's `smbclient` in the guest's namespace,
+//! and the server's own process.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use container::shared_folder::{self, Config, Connector, Folder};
+
+use super::world::{Service, TIMEOUT};
+use super::{Net, isolated};
+
+/// The owner of the folder.
+const OWNER: (u32, u32) = (4242, 4343);
+
+/// The folder and its server. The process ends when the network does.
+struct Shared {
+    folder: tempfile::TempDir,
+    process: Child,
+}
+
+impl Shared {
+    fn start() -> anyhow::Result<(Self, Connector)> {
+        let folder = tempfile::tempdir()?;
+        chown(folder.path(), Some(OWNER.0), Some(OWNER.1))?;
+        let config = Config {
+            user: "Docker".into(),
+            password: "secret".into(),
+            read_only: false,
+            folders: vec![Folder { name: "Data".into(), path: folder.path().into() }],
+            debug: false,
+        };
+        let program = Path::new(env!("CARGO_BIN_EXE_transom"));
+        let (mut command, connector) = shared_folder::command(program, &config)?;
+        Ok((Self { process: command.spawn()?, folder }, connector))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+fn client(net: &Net, account: &str, words: &str) -> anyhow::Result<(bool, String)> {
+    let local = net.folder.path().display();
+    let line = format!("cd {local} && smbclient //host.lan/Data -U '{account}' {words}");
+    let (status, said) = net.world.guest.attempt(&line)?;
+    Ok((status == Some(0) && !said.contains("NT_STATUS"), said))
+}
+
+#[test]
+fn the_shared_folder_is_at_the_gateway() {
+    isolated(|| {
+        let (shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        let run = |words: &str| -> anyhow::Result<String> {
+            let words = format!("-I 10.77.0.1 -c '{words}'");
+            let (good, said) = client(&net, "WIN\\docker%secret", &words)?;
+            ensure!(good, "{words}: {said}");
+            Ok(said)
+        };
+        fs::write(shared.path("there"), "from the host")?;
+        fs::write(net.folder.path().join("new"), "from the guest")?;
+        run("put new; get there")?;
+        let written = Instant::now();
+        ensure!(fs::read(shared.path("new"))? == b"from the guest");
+        ensure!(written.elapsed() < Duration::from_secs(1));
+        ensure!(fs::read(net.folder.path().join("there"))? == b"from the host");
+        let found = fs::metadata(shared.path("new"))?;
+        ensure!((found.uid(), found.gid()) == OWNER, "{found:?}");
+        // Guests of old versions of the reference image have this address in their `hosts`.
+        let (good, said) = client(&net, "docker%secret", "-I 20.20.20.1 -c ls")?;
+        ensure!(good && said.contains("there"), "{said}");
+        Ok(())
+    });
+}
+
+#[test]
+fn strangers_and_links_lead_nowhere() {
+    isolated(|| {
+        let (shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        symlink("/etc/passwd", shared.path("link"))?;
+        symlink("/", shared.path("root"))?;
+        for (account, options) in [
+            ("docker%wrong", ""),
+            ("root%secret", ""),
+            ("%", "-N"),
+            ("docker%secret", "-m NT1 --option='client min protocol=NT1'"),
+        ] {
+            let words = format!("-I 10.77.0.1 {options} -c ls");
+            let (good, said) = client(&net, account, &words)?;
+            ensure!(!good && !said.contains("blocks of size"), "{account} {options}: {said}");
+        }
+        for command in ["get link", "get root/etc/passwd", "get ../etc/passwd", "cd root"] {
+            let words = format!("-I 10.77.0.1 -c '{command}'");
+            let (good, said) = client(&net, "docker%secret", &words)?;
+            ensure!(!good, "{command}: {said}");
+        }
+        // The gateway has no other port, and outside hosts have no share.
+        let (status, said) = net.world.guest.attempt("nc -nvz -w 5 10.77.0.1 139")?;
+        ensure!(status == Some(1), "{said}");
+        let (status, said) = net.world.outside.attempt("nc -nvz -w 5 10.77.0.2 445")?;
+        ensure!(status == Some(1) && said.contains("refused"), "{said}");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_server_has_no_rights_and_ends_with_the_network() {
+    isolated(|| {
+        let (mut shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        fs::set_permissions(shared.folder.path(), fs::Permissions::from_mode(0o700))?;
+        let (good, said) = client(&net, "docker%secret", "-I 10.77.0.1 -c 'mkdir made'")?;
+        ensure!(good, "{said}");
+        let status = fs::read_to_string(format!("/proc/{}/status", shared.process.id()))?;
+        let none = "0000000000000000";
+        for line in [
+            format!("Uid:\t{0}\t{0}\t{0}\t{0}", OWNER.0),
+            format!("Gid:\t{0}\t{0}\t{0}\t{0}", OWNER.1),
+            format!("CapEff:\t{none}"),
+            format!("CapPrm:\t{none}"),
+            format!("CapBnd:\t{none}"),
+            "NoNewPrivs:\t1".into(),
+            "Seccomp:\t2".into(),
+        ] {
+            ensure!(status.lines().any(|it| it == line), "{line}: {status}");
+        }
+        let threads = |status: &str| status.lines().any(|it| it == "Threads:\t1");
+        let path = format!("/proc/{}/status", shared.process.id());
+        super::until("the connection's thread ends", || {
+            fs::read_to_string(&path).is_ok_and(|it| threads(&it))
+        })?;
+        drop(net);
+        let start = Instant::now();
+        while shared.process.try_wait()?.is_none() {
+            ensure!(start.elapsed() < TIMEOUT, "the server runs without a pod");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_connections_are_refused_and_do_not_stay() {
+    isolated(|| {
+        let (shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        // More than the server takes. They send only empty messages.
+        let many = "for n in $(seq 40); do \
+                    timeout 5 nc 10.77.0.1 445 < /dev/zero > /dev/null & done; wait";
+        let _many = Service::start(&net.world.guest, &format!("sh -c '{many}'"))?;
+        let path = format!("/proc/{}/status", shared.process.id());
+        let threads = || -> Option<usize> {
+            let status = fs::read_to_string(&path).ok()?;
+            status.lines().find_map(|it| it.strip_prefix("Threads:\t"))?.parse().ok()
+        };
+        super::until("the server is full", || threads() == Some(17))?;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            ensure!(threads() <= Some(17), "{:?} threads", threads());
+        }
+        super::until("the share is there again", || {
+            client(&net, "docker%secret", "-I 10.77.0.1 -c ls").is_ok_and(|it| it.0)
+        })
+    });
+}
