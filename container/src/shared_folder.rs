@@ -6,6 +6,7 @@
 
 pub mod process;
 
+use std::fs;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -79,7 +80,12 @@ impl Shares {
                 Place::Mount(name) => Path::new("/").join(name),
                 Place::Volume(name) => storage.join(name),
             });
-            for path in paths.filter(|path| below(root, path).is_dir()) {
+            // Others may write to the volume: a link there could lead anywhere.
+            let is_folder = |path: &PathBuf| match path.starts_with(storage) {
+                true => fs::symlink_metadata(below(root, path)).is_ok_and(|it| it.is_dir()),
+                false => below(root, path).is_dir(),
+            };
+            for path in paths.filter(is_folder) {
                 match refusal(settings, &path, root) {
                     Some(why) => {
                         shares.notes.push(format!("{} is not shared: {why}", path.display()));
@@ -229,10 +235,15 @@ mod test {
             let (folders, notes) = shares(root.path(), &[(name, value)]);
             assert!(folders.is_empty() && notes[0].contains(name), "{folders:?} {notes:?}");
         }
-        // A link cannot hide that it is the volume.
+        // Links of the volume are not followed, wherever they lead.
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("storage")).unwrap();
-        std::os::unix::fs::symlink(".", root.path().join("storage/shared")).unwrap();
-        assert_eq!(shares(root.path(), &[]).0, [""; 0]);
+        fs::create_dir_all(root.path().join("etc")).unwrap();
+        for target in [".", "../etc"] {
+            let link = root.path().join("storage/shared");
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            assert_eq!(shares(root.path(), &[]).0, [""; 0]);
+            fs::remove_file(link).unwrap();
+        }
     }
 }

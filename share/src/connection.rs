@@ -18,6 +18,7 @@ pub mod session;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use self::negotiate::{MAX_DATA, Terms};
 use self::notify::Notify;
@@ -39,16 +40,17 @@ const LARGE_FRAME: usize = MAX_DATA as usize + (64 << 10);
 const MAX_CREDITS: u16 = 256;
 /// The maximum number of requests in a frame.
 const MAX_COMPOUND: usize = 64;
-/// Further requests of a frame fail after answers of this size in bytes.
+/// Further requests of a frame fail after answers of this size in bytes, and after this time.
 const MAX_ANSWERS: usize = 256 << 10;
+const MAX_TIME: Duration = Duration::from_secs(5);
 
 /// The connection must end: the peer does not speak SMB, or was found to be another one.
 #[derive(Debug)]
 pub struct End;
 
 /// State that the requests of a frame have in common.
-#[derive(Default)]
 pub struct Context {
+    start: Instant,
     pub session: u64,
     pub tree: u32,
     /// The file of the request before.
@@ -246,6 +248,7 @@ impl Connection {
         let result = match context.failed {
             Some(status) => Err(status),
             None if out.len() > MAX_ANSWERS => Err(Status::INSUFFICIENT_RESOURCES),
+            None if context.start.elapsed() > MAX_TIME => Err(Status::IO_TIMEOUT),
             None => self.check(context, request).and_then(|()| self.execute(context, request)),
         };
         if request.command == command::CANCEL {
@@ -412,6 +415,22 @@ impl Connection {
         let signature = keys.sign(&out, true);
         out[48..64].copy_from_slice(&signature);
         Some(out)
+    }
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            session: 0,
+            tree: 0,
+            file: None,
+            last: false,
+            failed: None,
+            authentic: false,
+            signature: [0; 16],
+            encrypted: None,
+        }
     }
 }
 

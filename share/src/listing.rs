@@ -1,6 +1,7 @@
 //! Listings of a directory ([MS-FSCC] 2.4), which is read as the client asks for more.
 
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Dir;
 
@@ -18,6 +19,9 @@ mod class {
     pub(super) const ID_BOTH: u8 = 37;
     pub(super) const ID_FULL: u8 = 38;
 }
+
+/// The time in which the next entry must be found.
+const SEARCH: Duration = Duration::from_secs(2);
 
 /// A listing in progress.
 pub struct Listing {
@@ -39,7 +43,12 @@ impl Listing {
         if let Some(pending) = self.pending.take() {
             return Ok(Some(pending));
         }
+        let until = Instant::now() + SEARCH;
         for entry in self.entries.by_ref() {
+            // The next request goes on here.
+            if Instant::now() > until {
+                return Err(Status::IO_TIMEOUT);
+            }
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             let facts = match name {

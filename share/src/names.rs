@@ -104,6 +104,9 @@ pub fn same(a: &str, b: &str) -> bool {
 
 /// Whether a name matches a pattern ([MS-FSA] 2.1.4.4), in time proportional to both lengths.
 pub fn matches(pattern: &str, name: &str) -> bool {
+    if pattern == "*" {
+        return true;
+    }
     let pattern: Vec<_> = pattern.chars().map(fold).collect();
     let name: Vec<_> = name.chars().map(fold).collect();
     let last_dot = name.iter().rposition(|it| *it == '.');

@@ -72,6 +72,10 @@ impl Pipe {
             if self.input.len() < length {
                 break;
             }
+            // One write has room for many calls.
+            if self.output.len() > MAX_CALL {
+                return Err(Status::INVALID_PIPE_STATE);
+            }
             let call: Vec<u8> = self.input.drain(..length).collect();
             self.output.extend(answer(&call, config)?);
         }
@@ -261,4 +265,22 @@ fn server_info(level: u32, host: &str) -> Vec<u8> {
     put_string(&mut out, "");
     out.put32(0);
     out
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn answers_to_a_write_are_limited() {
+        let account = crate::Account::new("User", "password");
+        let config = Config { host: "HOST".to_owned(), account, shares: Vec::new() };
+        // NetShareEnum, with level 1.
+        let mut call = vec![5, 0, 0, 3, 0x10, 0, 0, 0, 32, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0];
+        call.extend([15, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+        let mut pipe = Pipe::default();
+        assert!(pipe.write(&call, &config).is_ok() && !pipe.output.is_empty());
+        assert_eq!(pipe.write(&call.repeat(255), &config), Err(Status::INVALID_PIPE_STATE));
+        assert!(pipe.output.len() < 2 * MAX_CALL, "{}", pipe.output.len());
+    }
 }

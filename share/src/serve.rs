@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use crate::connection::Connection;
 use crate::server::Server;
 
-/// The maximum number of connections that a caller should serve at once. Each costs up to 4 MiB.
+/// The maximum number of connections that a caller should serve at once. Each costs up to 6 MiB.
 pub const MAX_CONNECTIONS: usize = 16;
 /// The time for a login, and for the rest of a frame or its answer.
 const LOGIN: Duration = Duration::from_secs(30);

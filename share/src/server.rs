@@ -30,6 +30,8 @@ pub struct Server {
     pub(crate) table: Table,
     pub(crate) guid: [u8; 16],
     next: AtomicU64,
+    /// Held while the answer to a wrong password waits: many connections do not guess faster.
+    pub(crate) wrong: Mutex<()>,
     /// Connections of sessions.
     sessions: Mutex<HashMap<u64, Arc<OwnedFd>>>,
 }
@@ -45,6 +47,7 @@ impl Server {
             guid: random(),
             // Ids of files survive neither a restart nor a guess of a client with older ones.
             next: AtomicU64::new(u64::from_le_bytes(random()) >> 16),
+            wrong: Mutex::default(),
             sessions: Mutex::default(),
         })
     }

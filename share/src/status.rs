@@ -37,6 +37,7 @@ impl Status {
     pub const DELETE_PENDING: Self = Self(0xc000_0056);
     pub const LOGON_FAILURE: Self = Self(0xc000_006d);
     pub const RANGE_NOT_LOCKED: Self = Self(0xc000_007e);
+    pub const IO_TIMEOUT: Self = Self(0xc000_00b5);
     pub const DISK_FULL: Self = Self(0xc000_007f);
     pub const INSUFFICIENT_RESOURCES: Self = Self(0xc000_009a);
     pub const MEDIA_WRITE_PROTECTED: Self = Self(0xc000_00a2);

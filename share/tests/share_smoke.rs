@@ -201,3 +201,34 @@ fn a_locked_range_is_refused_to_others() {
     drop(one);
     assert_eq!(write(&mut two, b, b"x"), 0);
 }
+
+#[test]
+fn a_shared_folder_stays_open_for_all() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("full")).unwrap();
+    fs::write(root.path().join("full/file"), "").unwrap();
+    let server = server(root.path(), false);
+    let mut client = Client::login(&server);
+    for name in ["", "full"] {
+        let (_, held) = client.create(name, 0x12_0089, (1, 1));
+        // To be deleted when it is closed, which it cannot be.
+        let (_, deleted) = client.create(name, 0x1_0000, (1, 0x1001));
+        client.close(deleted);
+        let (again, file) = client.create(name, 0x12_0089, (1, 1));
+        assert_eq!(again, 0, "{name:?}");
+        client.close(file);
+        client.close(held);
+    }
+}
+
+#[test]
+fn space_that_the_volume_does_not_have_is_not_reserved() {
+    use std::os::unix::fs::MetadataExt as _;
+    let root = tempfile::tempdir().unwrap();
+    let server = server(root.path(), false);
+    let mut client = Client::login(&server);
+    let (_, file) = client.create("a", FULL, CREATE);
+    assert_eq!(set_info(&mut client, file, 19, &(1_u64 << 44).to_le_bytes()), 0xc000_007f);
+    assert_eq!(fs::metadata(root.path().join("a")).unwrap().blocks(), 0);
+    assert_eq!(set_info(&mut client, file, 19, &(1_u64 << 20).to_le_bytes()), 0);
+}

@@ -158,9 +158,11 @@ impl Guard {
 }
 
 /// The password of the shared folders: that of Windows' account, made or set.
-pub(super) fn share_password(settings: &Settings, volume: Option<&Volume>) -> Secret {
+/// And whether it was made.
+pub(super) fn share_password(settings: &Settings, volume: Option<&Volume>) -> (Secret, bool) {
     let made = volume.and_then(|volume| kept(volume, ACCOUNT_FILE));
-    made.map_or_else(|| settings.account.password.clone(), Secret)
+    let is_made = made.is_some();
+    (made.map_or_else(|| settings.account.password.clone(), Secret), is_made)
 }
 
 /// A kept password of the screen, with a line in the log.

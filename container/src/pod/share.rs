@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use tokio::io::{AsyncRead, BufReader};
 use tokio::process::Child;
+use tokio::task::JoinHandle;
 
 use super::guard;
 use super::lines::line;
@@ -22,6 +23,7 @@ const MAX_LINES: u32 = 10;
 /// Dropping this ends the process.
 pub struct ShareServer {
     process: Child,
+    messages: JoinHandle<()>,
     connector: Connector,
 }
 
@@ -36,9 +38,17 @@ impl ShareServer {
         for folder in &folders {
             story.info(&format!("{} is shared as {}", folder.path.display(), folder.shown()));
         }
+        let set = plan.input.names.contains("PASSWORD");
+        let (password, made) = guard::share_password(settings, volume);
+        if !set && !made {
+            story.warn(
+                "the shared folder has the well-known password `admin`: set PASSWORD to that of \
+                 the account in Windows",
+            );
+        }
         let config = Config {
             user: settings.account.user.0.clone(),
-            password: guard::share_password(settings, volume).0,
+            password: password.0,
             read_only: settings.shares.read_only,
             folders,
             debug: settings.pod.debug || settings.pod.trace,
@@ -57,8 +67,8 @@ impl ShareServer {
         let (command, connector) = shared_folder::command(&program, config)?;
         let mut process = spawn(command).with_context(|| program.display().to_string())?;
         let errors = process.stderr.take().context("no standard error")?;
-        tokio::spawn(repeat(errors));
-        Ok(Self { process, connector })
+        let messages = tokio::spawn(repeat(errors));
+        Ok(Self { process, messages, connector })
     }
 
     pub fn id(&self) -> Option<u32> {
@@ -67,6 +77,13 @@ impl ShareServer {
 
     pub fn connector(&self) -> Connector {
         self.connector.clone()
+    }
+}
+
+impl Drop for ShareServer {
+    fn drop(&mut self) {
+        // The process ends now, as it should.
+        self.messages.abort();
     }
 }
 
@@ -90,4 +107,5 @@ async fn repeat(errors: impl AsyncRead + Unpin) {
             tracing::debug!("shared folder: {message}");
         }
     }
+    tracing::warn!("the server of the shared folders has ended: restart the container for them");
 }

@@ -71,18 +71,24 @@ fn set_basic(file: &File, data: &[u8]) -> Answer<()> {
 fn set_deleted(server: &Server, file: &File, deleted: bool) -> Answer<()> {
     file.require(DELETE)?;
     if deleted {
-        if server.table.path(file.id)?.names.is_empty() {
-            return Err(Status::CANNOT_DELETE);
-        }
         let facts = folder::facts(file.fd.as_fd(), "")?;
         if facts.attributes & READ_ONLY != 0 {
             return Err(Status::CANNOT_DELETE);
         }
-        if file.directory && !is_empty(file)? {
-            return Err(Status::DIRECTORY_NOT_EMPTY);
-        }
+        may_be_deleted(server, file)?;
     }
     server.table.set_deleted(file.id, deleted);
+    Ok(())
+}
+
+/// The share's own folder stays, and so does a folder with files.
+pub fn may_be_deleted(server: &Server, file: &File) -> Answer<()> {
+    if server.table.path(file.id)?.names.is_empty() {
+        return Err(Status::CANNOT_DELETE);
+    }
+    if file.directory && !is_empty(file)? {
+        return Err(Status::DIRECTORY_NOT_EMPTY);
+    }
     Ok(())
 }
 
@@ -106,6 +112,13 @@ fn allocate(file: &File, size: u64) -> Answer<()> {
         return Ok(rustix::fs::ftruncate(&file.fd, size)?);
     }
     if size > 0 {
+        // A file system that runs out of space in the middle keeps what it has allocated.
+        let volume = rustix::fs::fstatvfs(&file.fd)?;
+        let blocks = u64::try_from(rustix::fs::fstat(&file.fd)?.st_blocks).unwrap_or(0);
+        let more = size.saturating_sub(blocks.saturating_mul(512));
+        if more > volume.f_bavail.saturating_mul(volume.f_frsize) {
+            return Err(Status::DISK_FULL);
+        }
         match rustix::fs::fallocate(&file.fd, FallocateFlags::KEEP_SIZE, 0, size) {
             // Space that cannot be reserved is allocated as the data comes.
             Err(rustix::io::Errno::OPNOTSUPP) => (),

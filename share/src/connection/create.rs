@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::OFlags;
 
+use crate::connection::change;
 use crate::connection::open::{
     APPEND_DATA, DELETE, FULL_ACCESS, File, Kind, Open, READ_ONLY_ACCESS, WRITE_ATTRIBUTES,
     WRITE_DATA,
@@ -45,6 +46,7 @@ const MODE: u32 = 0x103e;
 
 /// The maximum number of files of a connection.
 const MAX_OPENS: usize = 400;
+const MAX_PIPES: usize = 16;
 
 /// A parsed CREATE.
 struct Wanted {
@@ -244,6 +246,10 @@ impl Connection {
             Tree::Pipes => {
                 request.expect(57)?;
                 let name = request.buffer(request.u16(44)?.into(), request.u16(46)?.into())?;
+                let pipes = self.opens.values().filter(|it| matches!(it.kind, Kind::Pipe(_)));
+                if pipes.count() >= MAX_PIPES {
+                    return Err(Status::TOO_MANY_OPENED_FILES);
+                }
                 let pipe = Pipe::open(&text(name)?)?;
                 let id = self.keep(context, Kind::Pipe(pipe), self.server.next());
                 let facts = Facts { attributes: folder::NORMAL, ..Facts::default() };
@@ -283,7 +289,9 @@ impl Connection {
         let empties = matches!(action, Action::Overwritten | Action::Superseded);
         self.server.table.open(&path, id, mode, empties)?;
         let opened = wanted.open(&place, action).and_then(|fd| {
-            if action != Action::Opened && wanted.attributes & folder::READ_ONLY != 0 {
+            // A folder of this kind could not be filled.
+            let file = wanted.options & DIRECTORY_FILE == 0;
+            if file && action != Action::Opened && wanted.attributes & folder::READ_ONLY != 0 {
                 folder::set_read_only(fd.as_fd(), true)?;
             }
             let facts = folder::facts(fd.as_fd(), place.name())?;
@@ -349,7 +357,8 @@ impl Connection {
         self.notify.close(id);
         let Some(Open { kind: Kind::File(file), .. }) = self.opens.remove(&id) else { return };
         let table = &self.server.table;
-        if file.delete_on_close {
+        // Otherwise others could not open it until they have closed it.
+        if file.delete_on_close && change::may_be_deleted(&self.server, &file).is_ok() {
             table.set_deleted(id, true);
         }
         if let Some(path) = table.close(id) {

@@ -190,6 +190,7 @@ pub fn write_at(file: &File, mut data: &[u8], mut offset: u64) -> Answer<()> {
     }
     while !data.is_empty() {
         match pwrite(&file.fd, data, offset) {
+            Ok(0) => return Err(Status::DISK_FULL),
             Ok(count) => {
                 data = &data[count..];
                 offset = offset.saturating_add(u64::try_from(count).unwrap_or(0));

@@ -11,7 +11,7 @@ use crate::status::{Answer, Status};
 use crate::wire::{index, text};
 
 /// The longest pattern in bytes: names have at most 255 letters.
-const MAX_PATTERN: usize = 1024;
+const MAX_PATTERN: usize = 510;
 const RESTART: u8 = 1;
 const SINGLE: u8 = 2;
 const REOPEN: u8 = 0x10;

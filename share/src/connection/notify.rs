@@ -25,6 +25,10 @@ use crate::wire::{Put, index, size32, utf16};
 const MAX_WATCHES: usize = 64;
 const MAX_PENDING: usize = 128;
 const MAX_CHANGES: usize = 256;
+/// The bytes of names that a directory's changes have: more are answered as lost.
+const MAX_NAMES: usize = 16 << 10;
+/// The maximum of events in a row, so that a busy directory does not keep the connection.
+const MAX_EVENTS: usize = 4096;
 
 /// Completion filters.
 const FILE_NAME: u32 = 0x1;
@@ -163,7 +167,8 @@ impl Notify {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(inotify, &mut buffer);
         let mut moved: Option<(u32, i32, String)> = None;
-        while let Ok(event) = reader.next() {
+        for _ in 0..MAX_EVENTS {
+            let Ok(event) = reader.next() else { break };
             let (flags, directory) = (event.events(), event.wd());
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.watches.values_mut().for_each(|it| it.lost = true);
@@ -242,7 +247,8 @@ fn note(
         if watch.changes.last() == Some(&change) {
             continue;
         }
-        if watch.changes.len() < MAX_CHANGES {
+        let held: usize = watch.changes.iter().map(|it| it.1.len()).sum();
+        if watch.changes.len() < MAX_CHANGES && held + name.len() <= MAX_NAMES {
             watch.changes.push(change);
         } else {
             watch.lost = true;

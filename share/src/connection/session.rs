@@ -1,6 +1,7 @@
 //! Sessions and trees: SESSION_SETUP, LOGOFF, TREE_CONNECT, TREE_DISCONNECT.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::connection::{Connection, Context};
@@ -141,6 +142,7 @@ impl Connection {
                 if self.wrong <= 1 {
                     tracing::warn!("shared folder: a login was refused");
                 }
+                let _one_by_one = server.wrong.lock().unwrap_or_else(PoisonError::into_inner);
                 std::thread::sleep(WRONG);
                 return Err(status);
             }

@@ -16,6 +16,7 @@ use rustix::thread::{
     CapabilitySet, Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 use seccompiler::{SeccompAction, SeccompCmpOp};
+use vmm_sys_util::signal::block_signal;
 
 use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, flag, in_this_process, one_of, only};
 use super::paths::{self, PathAccess, Paths};
@@ -62,6 +63,8 @@ fn allowed() -> anyhow::Result<Calls> {
 /// files belong to that user, and keeps its groups and those of all folders. Returns the
 /// restrictions that could not be applied, each with the reason.
 pub fn enter(folders: &[Served<'_>]) -> anyhow::Result<Vec<String>> {
+    // Without SIGXFSZ, a file that reaches its size limit fails one request, not the process.
+    block_signal(libc::SIGXFSZ).ok();
     let absent = [(libc::SYS_clone3, Vec::new())].into();
     let otherwise = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let programs = filter::compile(absent, allowed()?, otherwise)?;
