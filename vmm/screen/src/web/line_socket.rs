@@ -78,7 +78,7 @@ where
 }
 
 impl LineSocket {
-    pub(super) async fn new(wire: Wire) -> Self {
+    async fn new(wire: Wire) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES))

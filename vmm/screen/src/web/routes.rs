@@ -16,14 +16,13 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
 use super::gate::{Admitted, Client, Gate, Refusal, Rules};
-use super::line_socket::{self, LineSocket};
+use super::line_socket;
 use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
 use super::sound;
@@ -390,7 +389,7 @@ fn admit_viewer(
 
 /// Sends sound to a viewer, which counts as another one. Programs that are not pages send no
 /// origin.
-async fn audio(State(web): Shared, client: Client, mut request: Request) -> Response {
+async fn audio(State(web): Shared, client: Client, request: Request) -> Response {
     let headers = request.headers();
     let origin = match headers.contains_key(ORIGIN) {
         true => web.gate.same_origin(&client, headers),
@@ -406,15 +405,8 @@ async fn audio(State(web): Shared, client: Client, mut request: Request) -> Resp
     let Some(slot) = web.viewers.acquire(client.network) else {
         return too_many("Too many viewers are connected.\n");
     };
-    let (response, upgrade) = match line_socket::upgrade(&mut request) {
-        Ok(both) => both,
-        Err(response) => return response,
-    };
-    tokio::spawn(async move {
+    line_socket::open(request, |socket| async move {
         let _slot = slot;
-        // A client that disconnected needs no answer.
-        let Ok(upgraded) = line_socket::upgraded(upgrade).await else { return };
-        let socket = LineSocket::new(Box::new(TokioIo::new(upgraded))).await;
         let serve = sound::serve(web.stage.clone(), &client.peer, socket);
         match admitted.session {
             Some(session) => tokio::select! {
@@ -423,8 +415,7 @@ async fn audio(State(web): Shared, client: Client, mut request: Request) -> Resp
             },
             None => serve.await,
         }
-    });
-    response
+    })
 }
 
 async fn websocket(State(web): Shared, client: Client, mut request: Request) -> Response {
