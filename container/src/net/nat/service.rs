@@ -11,9 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::sockopt::{
-    set_ipv6_v6only, set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-};
+use rustix::net::sockopt::set_ipv6_v6only;
+use screen::web::stage::keep_alive;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -193,10 +192,7 @@ impl Service {
 fn pass(connector: &Connector, stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     // A guest that was reset knows nothing of its connections, and their files stay open.
-    set_socket_keepalive(&stream, true)?;
-    set_tcp_keepidle(&stream, Duration::from_secs(60))?;
-    set_tcp_keepintvl(&stream, Duration::from_secs(10))?;
-    set_tcp_keepcnt(&stream, 6)?;
+    keep_alive(&stream)?;
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
     connector.pass(stream)
