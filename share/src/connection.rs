@@ -26,8 +26,8 @@ use self::open::{File, Open};
 use self::session::{MAX_WRONG, Session, Tree};
 use crate::keys::{self, Preauth};
 use crate::message::{
-    HEADER, Head, PROTOCOL, RELATED, Reply, Request, SIGNED, SMB1, TRANSFORM, TRANSFORM_HEADER,
-    command, put_header,
+    HEADER, Head, PREVIOUS_FILE, PROTOCOL, RELATED, Reply, Request, SIGNED, SMB1, TRANSFORM,
+    TRANSFORM_HEADER, command, put_header,
 };
 use crate::server::{Server, Share};
 use crate::status::{Answer, Status};
@@ -49,8 +49,8 @@ const MAX_TIME: Duration = Duration::from_secs(5);
 pub struct End;
 
 /// State that the requests of a frame have in common.
+#[derive(Default)]
 pub struct Context {
-    start: Instant,
     pub session: u64,
     pub tree: u32,
     /// The file of the request before.
@@ -85,6 +85,8 @@ pub struct Connection {
     pub(crate) farewells: Vec<Vec<u8>>,
     /// Credits that the client has.
     credits: u16,
+    /// The time of the frame that is handled.
+    received: Instant,
     /// The peer was found to be another one.
     pub(crate) broken: bool,
 }
@@ -114,6 +116,7 @@ impl Connection {
             ended: None,
             farewells: Vec::new(),
             credits: 1,
+            received: Instant::now(),
             broken: false,
         }
     }
@@ -129,6 +132,7 @@ impl Connection {
 
     /// Handles a frame. The answer is empty if there is none.
     pub fn receive(&mut self, frame: &mut [u8]) -> Result<Vec<u8>, End> {
+        self.received = Instant::now();
         let answer = if frame.starts_with(TRANSFORM) {
             self.receive_encrypted(frame)?
         } else if frame.starts_with(SMB1) {
@@ -248,7 +252,7 @@ impl Connection {
         let result = match context.failed {
             Some(status) => Err(status),
             None if out.len() > MAX_ANSWERS => Err(Status::INSUFFICIENT_RESOURCES),
-            None if context.start.elapsed() > MAX_TIME => Err(Status::IO_TIMEOUT),
+            None if self.received.elapsed() > MAX_TIME => Err(Status::IO_TIMEOUT),
             None => self.check(context, request).and_then(|()| self.execute(context, request)),
         };
         if request.command == command::CANCEL {
@@ -368,10 +372,7 @@ impl Connection {
         request: &Request<'_>,
         at: usize,
     ) -> Answer<&mut Open> {
-        let id = match request.file(at)? {
-            crate::message::PREVIOUS_FILE => context.file.ok_or(Status::FILE_CLOSED)?,
-            id => id,
-        };
+        let id = context.file_id(request, at)?;
         let right = |it: &&mut Open| (it.session, it.tree) == (context.session, context.tree);
         self.opens.get_mut(&id).filter(right).ok_or(Status::FILE_CLOSED)
     }
@@ -418,23 +419,15 @@ impl Connection {
     }
 }
 
-impl Default for Context {
-    fn default() -> Self {
-        Self {
-            start: Instant::now(),
-            session: 0,
-            tree: 0,
-            file: None,
-            last: false,
-            failed: None,
-            authentic: false,
-            signature: [0; 16],
-            encrypted: None,
+impl Context {
+    /// The id of the file that a request names at `at` in its body.
+    fn file_id(&self, request: &Request<'_>, at: usize) -> Answer<u64> {
+        match request.file(at)? {
+            PREVIOUS_FILE => self.file.ok_or(Status::FILE_CLOSED),
+            id => Ok(id),
         }
     }
-}
 
-impl Context {
     pub fn is_encrypted(&self) -> bool {
         self.encrypted.is_some()
     }

@@ -51,24 +51,19 @@ impl Listing {
             }
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else { continue };
-            let facts = match name {
-                "." | ".." => Some(folder::facts(directory, "")?),
-                _ if !names::matches(&self.pattern, &names::to_client(name)) => None,
-                _ => folder::facts_in(directory, name)?,
-            };
-            match facts {
-                Some(facts) if names::matches(&self.pattern, &names::to_client(name)) => {
-                    return Ok(Some((shown(name), facts)));
-                }
-                _ => (),
+            let mapped = names::to_client(name);
+            if !names::matches(&self.pattern, &mapped) {
+                continue;
+            }
+            if matches!(name, "." | "..") {
+                return Ok(Some((name.to_owned(), folder::facts(directory, "")?)));
+            }
+            if let Some(facts) = folder::facts_in(directory, name)? {
+                return Ok(Some((mapped.into_owned(), facts)));
             }
         }
         Ok(None)
     }
-}
-
-fn shown(name: &str) -> String {
-    if matches!(name, "." | "..") { name.to_owned() } else { names::to_client(name).into_owned() }
 }
 
 /// Entries up to `limit` bytes, or a single one.

@@ -1,15 +1,13 @@
 //! The server used by Samba's `smbclient`: every dialect, signed and encrypted.
 
+mod loopback;
+
 use std::fs;
-use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
-use std::thread;
 
 use anyhow::{Context, ensure};
-use share::{Account, Config, Folder, Server, Share, serve};
+use loopback::ACCOUNT;
 use tempfile::TempDir;
 
 /// Protection of a connection, as `smbclient` names it.
@@ -25,21 +23,7 @@ struct Net {
 impl Net {
     fn start(read_only: bool) -> anyhow::Result<Self> {
         let root = tempfile::tempdir()?;
-        let open: OwnedFd = fs::File::open(root.path())?.into();
-        let server = Server::new(Config {
-            host: "TRANSOM".to_owned(),
-            account: Account::new("docker", "secret"),
-            shares: vec![Share { name: "Data".to_owned(), folder: Folder::new(open), read_only }],
-        });
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (Ok(stream), server) = (stream, Arc::clone(&server)) else { return };
-                stream.set_nodelay(true).ok();
-                thread::spawn(move || serve(&server, stream.into()));
-            }
-        });
+        let port = loopback::start(root.path(), read_only)?;
         Ok(Self { port, root, local: tempfile::tempdir()? })
     }
 
@@ -59,7 +43,7 @@ impl Net {
     fn run(&self, dialect: &str, protection: &str, commands: &str) -> anyhow::Result<String> {
         let protection = format!("--client-protection={protection}");
         let share = ["//127.0.0.1/Data", "-m", dialect, &protection, "-c", commands];
-        let (success, said) = self.client("docker%secret", &share)?;
+        let (success, said) = self.client(ACCOUNT, &share)?;
         ensure!(success && !said.contains("NT_STATUS"), "{dialect} {protection}: {said}");
         Ok(said)
     }
@@ -108,7 +92,7 @@ fn files_go_both_ways_in_every_dialect() -> anyhow::Result<()> {
 #[test]
 fn shares_are_listed() -> anyhow::Result<()> {
     let net = Net::start(false)?;
-    let (success, said) = net.client("docker%secret", &["-L", "127.0.0.1"])?;
+    let (success, said) = net.client(ACCOUNT, &["-L", "127.0.0.1"])?;
     ensure!(success && said.contains("Data") && said.contains("IPC$"), "{said}");
     Ok(())
 }
@@ -121,8 +105,8 @@ fn strangers_guests_and_smb_1_are_refused() -> anyhow::Result<()> {
         ("docker%wrong", &[][..]),
         ("other%secret", &[]),
         ("%", &[]),
-        ("docker%secret", &["-m", "NT1", "--option=client min protocol=NT1"]),
-        ("docker%secret", &["-m", "SMB2_02"]),
+        (ACCOUNT, &["-m", "NT1", "--option=client min protocol=NT1"]),
+        (ACCOUNT, &["-m", "SMB2_02"]),
     ] {
         let share = [&["//127.0.0.1/Data", "-c", "ls"], options].concat();
         let (success, said) = net.client(user, &share)?;

@@ -1,15 +1,12 @@
 //! The server judged by Samba's `smbtorture`. Tests that fail are listed, each with the reason; one
 //! that passes must leave the list.
 
-use std::fs;
-use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+mod loopback;
+
 use std::process::Command;
-use std::sync::Arc;
-use std::thread;
 
 use anyhow::{Context, ensure};
-use share::{Account, Config, Folder, Server, Share, serve};
+use loopback::ACCOUNT;
 use tempfile::TempDir;
 
 /// Suites that always run.
@@ -78,22 +75,7 @@ struct Net {
 impl Net {
     fn start() -> anyhow::Result<Self> {
         let root = tempfile::tempdir()?;
-        let open: OwnedFd = fs::File::open(root.path())?.into();
-        let (name, folder) = ("Data".to_owned(), Folder::new(open));
-        let server = Server::new(Config {
-            host: "TRANSOM".to_owned(),
-            account: Account::new("docker", "secret"),
-            shares: vec![Share { name, folder, read_only: false }],
-        });
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (Ok(stream), server) = (stream, Arc::clone(&server)) else { return };
-                stream.set_nodelay(true).ok();
-                thread::spawn(move || serve(&server, stream.into()));
-            }
-        });
+        let port = loopback::start(root.path(), false)?;
         Ok(Self { port, _root: root, local: tempfile::tempdir()? })
     }
 }
@@ -102,7 +84,7 @@ impl Net {
 fn torture(net: &Net, suite: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let port = format!("--option=smb ports={}", net.port);
     let mut command = Command::new("timeout");
-    command.args(["60", "smbtorture", "//127.0.0.1/Data", "-U", "docker%secret", &port, suite]);
+    command.args(["60", "smbtorture", "//127.0.0.1/Data", "-U", ACCOUNT, &port, suite]);
     let output = command.current_dir(net.local.path()).output().context("smbtorture")?;
     let said = String::from_utf8_lossy(&output.stdout);
     let (mut passed, mut failed) = (Vec::new(), Vec::new());

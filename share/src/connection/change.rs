@@ -104,17 +104,17 @@ fn is_empty(file: &File) -> Answer<bool> {
 
 fn allocate(file: &File, size: u64) -> Answer<()> {
     file.require(WRITE_DATA | APPEND_DATA)?;
-    let now = u64::try_from(rustix::fs::fstat(&file.fd)?.st_size).unwrap_or(0);
+    let stat = rustix::fs::fstat(&file.fd)?;
     if file.directory || i64::try_from(size).is_err() {
         return Err(Status::INVALID_PARAMETER);
     }
-    if size < now {
+    if size < u64::try_from(stat.st_size).unwrap_or(0) {
         return Ok(rustix::fs::ftruncate(&file.fd, size)?);
     }
     if size > 0 {
         // A file system that runs out of space in the middle keeps what it has allocated.
         let volume = rustix::fs::fstatvfs(&file.fd)?;
-        let blocks = u64::try_from(rustix::fs::fstat(&file.fd)?.st_blocks).unwrap_or(0);
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
         let more = size.saturating_sub(blocks.saturating_mul(512));
         if more > volume.f_bavail.saturating_mul(volume.f_frsize) {
             return Err(Status::DISK_FULL);

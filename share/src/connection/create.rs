@@ -328,10 +328,7 @@ impl Connection {
         let flags = request.u16(2)?;
         let open = self.open(context, request, 8)?;
         let mut facts = None;
-        let id = match request.file(8)? {
-            crate::message::PREVIOUS_FILE => context.file.ok_or(Status::FILE_CLOSED)?,
-            id => id,
-        };
+        let id = context.file_id(request, 8)?;
         if let Some(file) = open.file()
             && flags & 1 != 0
         {
