@@ -53,7 +53,7 @@ fn run(driver: &Driver, mode: &str) -> Result<()> {
         not_run(image::SUITE, "the guest was not built: set TRANSOM_VIRTIO_WIN");
         return Ok(());
     }
-    driver.run(mode, &image, &lab::vmm()?, [("PATH", path()?)])
+    driver.run(mode, &image, &lab::vmm()?, &[("PATH".as_ref(), path()?.as_ref())])
 }
 
 /// The programs of the distribution come first: others of the same name, such as the scripts of

@@ -175,16 +175,7 @@ impl Guest {
     }
 
     fn qemu_command(&self, control: &Path) -> anyhow::Result<Command> {
-        let tree = lab::asset("QEMU")?;
-        let libraries = tree.join("usr/lib/x86_64-linux-gnu");
-        // QEMU runs from its unpacked packages, with its own libraries.
-        let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
-        command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
-        command.arg("--library-path").arg(libraries);
-        command.arg(tree.join("usr/bin/qemu-system-x86_64"));
-        for folder in ["usr/share/qemu", "usr/share/seabios"] {
-            command.arg("-L").arg(tree.join(folder));
-        }
+        let mut command = qemu()?;
         command.args(["-M", "q35,usb=off", "-accel", "kvm", "-cpu", "host", "-nodefaults"]);
         command.args(["-no-user-config", "-display", "none", "-serial", "stdio"]);
         command.args(["-smp", &self.cpus, "-m", &self.memory, "-qmp"]);
@@ -342,4 +333,18 @@ impl Drop for Running {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+/// QEMU from its unpacked packages, with its own libraries: the program and its first arguments.
+pub fn qemu() -> anyhow::Result<Command> {
+    let tree = lab::asset("QEMU")?;
+    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+    let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
+    command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
+    command.arg("--library-path").arg(libraries);
+    command.arg(tree.join("usr/bin/qemu-system-x86_64"));
+    for folder in ["usr/share/qemu", "usr/share/seabios"] {
+        command.arg("-L").arg(tree.join(folder));
+    }
+    Ok(command)
 }

@@ -1,5 +1,6 @@
 //! Each of Windows' drivers in each mode, run by `tests/windrv/run`.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
@@ -28,17 +29,17 @@ const STORAGE: &[&str] = &["msix4", "late4", "msix1", "few", "one", "wire"];
 impl Driver {
     /// Runs the guest on `program`, which is a `vmm` or `qemu`. `settings` are variables of the
     /// environment.
-    pub(crate) fn run<'a>(
+    pub(crate) fn run(
         &self,
         mode: &str,
         image: &Path,
         program: &Path,
-        settings: impl IntoIterator<Item = (&'a str, String)>,
+        settings: &[(&OsStr, &OsStr)],
     ) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = Command::new(tests.join("windrv/run"));
-        command.arg(image).arg(folder.path()).arg(program).envs(settings);
+        command.arg(image).arg(folder.path()).arg(program).envs(settings.iter().copied());
         command.args([format!("driver={}", self.name), format!("mode={mode}")]);
         let ended = command.output().with_context(|| format!("{command:?}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
