@@ -118,8 +118,8 @@ rules! {
         refuses [file("tests/x.c", "int x;\n"), file("tests/x.h", "# 1\n")],
         accepts [file("tests/x.h", "/* x */\n"), file("tests/x.S", "# x\nnop\n")];
     dependencies_are_few: limits::crates,
-        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(169))],
-        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(168))];
+        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(172))],
+        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(171))];
     docs_are_short: limits::papers,
         refuses [file("STYLE.md", "x\n".repeat(151)), file("ARCHITECTURE.md", "x\n".repeat(201))],
         accepts [file("STYLE.md", "x\n".repeat(150)), file("ARCHITECTURE.md", "x\n".repeat(200))];

@@ -8,6 +8,7 @@ pub mod ask;
 pub mod command;
 pub mod copy;
 pub mod descriptors;
+pub mod desktop;
 pub mod disks;
 pub mod download;
 pub mod esd;

@@ -26,6 +26,7 @@ mod thread;
 mod tpm;
 pub mod volume;
 
+use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -44,7 +45,7 @@ use self::boot_retry::{BootRetry, KeyPrompt};
 use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
 use self::failure::{killed_error, nothing_boots_error};
-use self::guard::Guard;
+use self::guard::{CERTIFICATE_FILE, Guard};
 use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
@@ -365,8 +366,8 @@ impl Pod {
         // A card on the pod's own network exists until it is deleted.
         rights.set(Capabilities::NET_ADMIN, settings.network.dhcp);
         let folder = &settings.storage.folder;
-        let foreign = |found: std::fs::Metadata| found.uid() != us.as_raw();
-        let foreign = std::fs::metadata(folder).is_ok_and(foreign);
+        let foreign = |found: fs::Metadata| found.uid() != us.as_raw();
+        let foreign = fs::metadata(folder).is_ok_and(foreign);
         let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
         rights.set(Capabilities::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
@@ -398,6 +399,7 @@ impl Pod {
         if let Some(made) = self.guard.shown_password(&self.runtime_folder) {
             self.web.show_account(&settings.account.user.0, &made);
         }
+        self.prepare_desktop(volume);
         parts.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
         let vars = volume.vars(boot, &found.template, settings.machine.clear)?;
@@ -423,6 +425,20 @@ impl Pod {
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
+    }
+
+    /// Prepares the page of the remote desktop.
+    fn prepare_desktop(&self, volume: &Volume) {
+        let settings = &self.plan.input.settings;
+        let certificate = volume.file(CERTIFICATE_FILE);
+        if self.plan.next.as_ref().is_some_and(|next| !next.step.keeps()) {
+            // That of an earlier installation.
+            fs::remove_file(&certificate).ok();
+        }
+        self.web.desktop.keep_certificate(certificate);
+        if let Some(password) = self.guard.desktop_password(settings, volume) {
+            self.web.desktop.set_login(&settings.account.user.0, password);
+        }
     }
 
     async fn watch(

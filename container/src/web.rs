@@ -6,6 +6,7 @@
 mod address;
 mod api;
 mod compat;
+mod desktop;
 mod images;
 mod metrics;
 mod page;
@@ -41,6 +42,7 @@ use self::page::Screen;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
+use crate::desktop::Gateway;
 use crate::plan::Plan;
 use crate::pod::guard::Guard;
 use crate::pod::machine_client;
@@ -70,6 +72,8 @@ pub struct WebState {
     login_limiter: Arc<LoginLimiter>,
     ready: Ready,
     pub agent: Arc<Agent>,
+    /// The guest's remote desktop.
+    pub desktop: Arc<Gateway>,
     /// Limits the clients that receive events.
     listeners: ConnectionLimit,
     /// The name of the guest for people.
@@ -81,8 +85,6 @@ pub struct WebState {
     installs: bool,
     /// The made account of Windows, once it is known. Only clients that logged in may see it.
     account: OnceLock<Value>,
-    /// The machine has a screen that browsers show.
-    seen: bool,
     images: Images,
     equipment: Equipment,
 }
@@ -92,6 +94,8 @@ struct Equipment {
     /// The keyboard layout that the guest expects.
     keyboard: Arc<Layout>,
     sound: bool,
+    /// A screen that browsers show.
+    screen: bool,
 }
 
 impl WebState {
@@ -132,15 +136,19 @@ impl WebState {
             runtime_folder,
             login_limiter: Arc::default(),
             agent: ready.agent.clone(),
+            desktop: Arc::new(Gateway::new(ready.guest.clone())),
             ready,
             listeners: ConnectionLimit::new(MAX_LISTENERS, MAX_PER_ADDRESS),
             name: settings.title().to_owned(),
             step: Value::Null,
             installs: false,
             account: OnceLock::new(),
-            seen: settings.screen.display.value == Display::Web,
             images: Images::new(settings),
-            equipment: Equipment { keyboard: settings.layout(), sound: settings.screen.audio },
+            equipment: Equipment {
+                keyboard: settings.layout(),
+                sound: settings.screen.audio,
+                screen: settings.screen.display.value == Display::Web,
+            },
         }
     }
 
@@ -192,8 +200,8 @@ impl Stage for WebState {
 
     fn replacement_page(&self) -> Option<Response> {
         let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
-        let shown = self.seen && phase && !self.story.has_failed();
-        let screen = if self.seen { Screen::Next } else { Screen::None };
+        let shown = self.equipment.screen && phase && !self.story.has_failed();
+        let screen = if self.equipment.screen { Screen::Next } else { Screen::None };
         (!shown).then(|| page::page(self, screen))
     }
 
@@ -206,6 +214,7 @@ impl Stage for WebState {
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",
+            desktop: true,
             progress: self.installs
                 && self.story.installation().is_none_or(|it| it.stage != Installed::Ready),
         }
@@ -356,7 +365,8 @@ pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
         .route("/api/v1/media", post(api::media))
         .route("/api/v1/usb", post(api::usb))
         .with_state(web.clone());
-    ExtraRoutes { health: health(web), open: open_to_all(web), inside }
+    let (health, open) = (health(web), open_to_all(web));
+    desktop::add(ExtraRoutes { health, open, inside, ..ExtraRoutes::default() }, web)
 }
 
 #[cfg(test)]

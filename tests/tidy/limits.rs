@@ -17,7 +17,7 @@ const ERROR_VARIANTS: usize = 9;
 const COLUMNS: usize = 100;
 /// Columns of scripts: there is no formatter, and a command reads best on one line.
 const SCRIPT_COLUMNS: usize = 120;
-const CRATES: usize = 168;
+const CRATES: usize = 171;
 
 /// The functions that may be longer: file, function, limit. There is one, by design.
 const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine.rs", "build", 90)];

@@ -27,6 +27,8 @@ const VNC_LENGTH: usize = Passwords::VNC_BYTES;
 const VNC_FILE: &str = "vnc";
 /// Ending of the file with the made password of Windows' account.
 const ACCOUNT_FILE: &str = "account";
+/// Ending of the file with the fingerprint of the remote desktop's certificate.
+pub(super) const CERTIFICATE_FILE: &str = "rdp";
 
 /// Access to the screen.
 #[derive(Debug)]
@@ -143,6 +145,14 @@ impl Guard {
                 std::fs::read_to_string(runtime_folder.account_password()).ok()
             }
         }
+    }
+
+    /// The password of Windows' account that the page of the remote desktop signs in with. A user
+    /// who logged in with another one (`PASS`) may not know it, unless it was made.
+    pub fn desktop_password(&self, settings: &Settings, volume: &Volume) -> Option<String> {
+        let (password, made) = share_password(settings, Some(volume));
+        let known = made || settings.screen.pass.is_none();
+        (matches!(self, Self::Password { .. }) && known).then_some(password.0)
     }
 
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers

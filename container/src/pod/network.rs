@@ -1,10 +1,12 @@
 //! The guest's network: the configured kind, or the next best that this pod allows.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context as _, bail};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::machine::NetworkCard;
@@ -41,6 +43,26 @@ pub enum GuestAddress {
     Learned(LearnedAddress, String),
     /// Unknown: the pod does not see the guest's packets.
     Unknown,
+}
+
+impl GuestAddress {
+    /// Connects to a port of the guest.
+    pub async fn connect(&self, port: u16) -> anyhow::Result<TcpStream> {
+        let stream = match self {
+            Self::Fixed(address) => TcpStream::connect((*address, port)).await?,
+            Self::Learned(heard, interface) => {
+                let address = *heard.borrow();
+                let address = address.context("its address is not known yet")?;
+                // The guest chooses its address, so the connection is bound to its interface.
+                let socket = TcpSocket::new_v4()?;
+                socket.bind_device(Some(interface.as_bytes()))?;
+                socket.connect(SocketAddr::new(address.into(), port)).await?
+            }
+            Self::Unknown => bail!("the guest cannot be reached from the pod"),
+        };
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
 }
 
 impl Network {

@@ -75,12 +75,12 @@ async fn send_changes(web: &WebState, socket: &mut LineSocket) {
     let mut scenes = web.story.scene();
     loop {
         let scene = scenes.borrow_and_update().clone();
-        let line = line(&scene, web.seen);
+        let line = line(&scene, web.equipment.screen);
         if socket.send_line(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
         // Most changes of the scene do not change the message.
-        let other = |scene: &Scene| self::line(scene, web.seen) != line;
+        let other = |scene: &Scene| self::line(scene, web.equipment.screen) != line;
         tokio::select! {
             changed = scenes.wait_for(other) => if changed.is_err() { return },
             () = socket.disconnected() => return,

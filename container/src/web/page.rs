@@ -61,7 +61,7 @@ pub(super) fn page(web: &WebState, screen: Screen) -> Response {
 
 /// The progress of the pod and of an installation, beside the screen.
 pub(super) async fn progress(State(web): Shared) -> Response {
-    page(&web, if web.seen { Screen::Linked } else { Screen::None })
+    page(&web, if web.equipment.screen { Screen::Linked } else { Screen::None })
 }
 
 /// Replaces each mark with its escaped text.

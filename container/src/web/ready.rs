@@ -1,30 +1,16 @@
 //! Health checks for orchestrators: live, started, ready.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use anyhow::Context as _;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::timeout;
 
 use super::WebState;
 use crate::agent::Agent;
+use crate::desktop;
 use crate::pod::network::GuestAddress;
 use crate::story::{Phase, Scene};
-
-/// Timeout of a connection to the guest's remote desktop.
-const RDP_TIMEOUT: Duration = Duration::from_secs(2);
-const RDP: u16 = 3389;
-/// A connection request of ITU-T X.224 in a packet of RFC 1006, with the negotiation request of
-/// MS-RDPBCGR 2.2.1.1 that allows TLS and CredSSP.
-const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
-/// Code of a connection confirm, in the upper four bits.
-const CONFIRM: u8 = 0xd0;
 
 type Answer = (StatusCode, String);
 
@@ -59,36 +45,8 @@ impl Ready {
             Some(GuestAddress::Unknown) => return Ok(()),
             Some(guest) => guest,
         };
-        match timeout(RDP_TIMEOUT, speaks_rdp(guest, RDP)).await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err("port 3389 of the guest does not speak RDP".into()),
-            Ok(Err(error)) => Err(format!("port 3389 of the guest: {error:#}")),
-            Err(_) => Err("port 3389 of the guest does not answer".into()),
-        }
+        desktop::answers(guest).await
     }
-}
-
-async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
-    Ok(match guest {
-        GuestAddress::Fixed(address) => TcpStream::connect((*address, port)).await?,
-        GuestAddress::Learned(heard, interface) => {
-            let address = *heard.borrow();
-            let address = address.context("its address is not known yet")?;
-            // The guest chooses its address, so the connection is bound to its interface.
-            let socket = TcpSocket::new_v4()?;
-            socket.bind_device(Some(interface.as_bytes()))?;
-            socket.connect(SocketAddr::new(address.into(), port)).await?
-        }
-        GuestAddress::Unknown => anyhow::bail!("the guest cannot be reached from the pod"),
-    })
-}
-
-async fn speaks_rdp(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
-    let mut stream = connect(guest, port).await?;
-    stream.write_all(&REQUEST).await?;
-    let mut answer = [0; 6];
-    stream.read_exact(&mut answer).await?;
-    Ok(answer[0] == 3 && answer[5] & 0xf0 == CONFIRM)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +96,7 @@ pub(super) async fn readiness(State(web): State<Arc<WebState>>) -> Answer {
 #[cfg(test)]
 mod test {
     use serde_json::Value;
-    use tokio::net::{TcpListener, UnixListener};
+    use tokio::net::UnixListener;
 
     use super::*;
     use crate::agent::test::serve;
@@ -158,26 +116,5 @@ mod test {
         assert!(served.await.unwrap_err().is_cancelled());
         agent.ask("guest-ping", Value::Null).await.unwrap_err();
         assert!(ready.serves().await.unwrap_err().contains("no agent"));
-    }
-
-    #[tokio::test]
-    async fn only_a_remote_desktop_answer_counts() {
-        // The answer of Windows' own service: a confirm that selects TLS.
-        let rdp = [3, 0, 0, 19, 14, 0xd0, 0, 0, 0x12, 0x34, 0, 2, 0, 8, 0, 2, 0, 0, 0];
-        for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let place = listener.local_addr().unwrap();
-            let (guest, port) = (GuestAddress::Fixed(place.ip()), place.port());
-            let says = says.to_vec();
-            let served = tokio::spawn(async move {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                let mut heard = [0; REQUEST.len()];
-                stream.read_exact(&mut heard).await.unwrap();
-                stream.write_all(&says).await.unwrap();
-                heard
-            });
-            assert_eq!(speaks_rdp(&guest, port).await.unwrap(), is);
-            assert_eq!(served.await.unwrap(), REQUEST);
-        }
     }
 }

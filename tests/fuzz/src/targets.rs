@@ -27,6 +27,7 @@ hostile! {
     hostile_answer: "../../../container/tests/hostile_answer/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
+    hostile_desktop: "../../../container/tests/hostile_desktop/mod.rs",
     hostile_download: "../../../container/tests/hostile_download/mod.rs",
     hostile_e1000e: "../../../devices/tests/hostile_e1000e/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
@@ -123,6 +124,10 @@ pub const TARGETS: &[Target] = &[
     // Requests to the pod, at the web port and at its socket.
     target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
     target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),
+    // Browsers and guests at the gateway of the remote desktop.
+    target("desktop", 4096, Choice(desktop), |it| {
+        hostile_desktop::send(it);
+    }),
     // Clients of QEMU's control protocols.
     target("qmp", 4096, Words(words::qmp), |it| {
         hostile_qmp::talk(it);
@@ -137,6 +142,10 @@ pub const TARGETS: &[Target] = &[
         hostile_picture::run(it.iter().copied());
     }),
 ];
+
+fn desktop() -> Vec<Vec<u8>> {
+    [words::desktop(), vec![hostile_desktop::REQUEST.to_vec()]].concat()
+}
 
 /// Broken targets, for tests of the runner.
 pub(crate) const BROKEN: &[Target] = &[

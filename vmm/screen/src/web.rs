@@ -11,7 +11,7 @@
 //! cannot open the WebSocket, log anybody in or out (`Origin`), embed the page, or reach a screen
 //! without a password under a name of their own (DNS rebinding: see [`gate`]).
 
-mod files;
+pub mod files;
 pub mod gate;
 pub mod line_socket;
 pub mod listen;

@@ -1,4 +1,4 @@
-//! The viewer's files as packed by the build: our page, and unmodified noVNC.
+//! The files of a page as the crate `pack` packed them: our own, and unmodified ones of others.
 
 use std::io::Read as _;
 
@@ -10,58 +10,76 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use flate2::read::GzDecoder;
 
-include!(concat!(env!("OUT_DIR"), "/web/viewer.rs"));
+/// The viewer: our page with noVNC.
+pub(super) const VIEWER: Folder = include!(concat!(env!("OUT_DIR"), "/web/files.rs"));
 
 /// The path contains a hash of the content, so a changed file has another path.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 /// Pages contain details about the user.
 const NO_STORE: &str = "no-store";
 
-/// Serves a file by the path after `files/`.
-pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
-    let name = path.strip_prefix(FOLDER.strip_prefix("files/")?)?.strip_prefix('/')?;
-    let mut response = packed(name, headers)?;
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
-    Some(response)
+/// Files of a page, compressed.
+#[derive(Clone, Copy)]
+pub struct Folder {
+    /// Relative to the page. The last part is a hash of the files.
+    pub url: &'static str,
+    /// Names below the URL, and contents.
+    pub files: &'static [(&'static str, &'static [u8])],
 }
 
-/// Serves a page with its placeholders filled in.
-pub(super) fn page(status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Response {
-    let mut text = unpacked(find(name).unwrap_or_default());
-    for (mark, value) in fill {
-        text = text.replace(mark, &escaped(value));
+impl Folder {
+    /// Serves a file by the path after the first part of the URL. Browsers may keep it.
+    pub fn file(self, path: &str, headers: &HeaderMap) -> Response {
+        let hash = self.url.rsplit_once('/').map_or(self.url, |it| it.1);
+        let name = path.strip_prefix(hash).and_then(|it| it.strip_prefix('/'));
+        match name.and_then(|name| self.packed(name, headers)) {
+            Some(mut response) => {
+                let kept = HeaderValue::from_static(IMMUTABLE);
+                response.headers_mut().insert(CACHE_CONTROL, kept);
+                response
+            }
+            None => (StatusCode::NOT_FOUND, "There is no such file.\n").into_response(),
+        }
     }
-    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NO_STORE)];
-    (status, head, text).into_response()
-}
 
-fn find(name: &str) -> Option<&'static [u8]> {
-    FILES.iter().find(|(it, _)| *it == name).map(|(_, bytes)| *bytes)
-}
+    /// Serves a page with its placeholders filled in.
+    pub fn page(self, status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Response {
+        let mut text = unpacked(self.find(name).unwrap_or_default());
+        for (mark, value) in fill {
+            text = text.replace(mark, &escaped(value));
+        }
+        let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NO_STORE)];
+        (status, head, text).into_response()
+    }
 
-fn packed(name: &str, headers: &HeaderMap) -> Option<Response> {
-    let kind = match name.rsplit_once('.')?.1 {
-        "js" => "text/javascript; charset=utf-8",
-        "css" => "text/css; charset=utf-8",
-        "svg" => "image/svg+xml",
-        "webmanifest" => "application/manifest+json",
-        // Pages have addresses of their own.
-        "html" => return None,
-        _ => "text/plain; charset=utf-8",
-    };
-    let bytes = find(name)?;
-    let takes = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
-    let mut takes = takes.flat_map(|it| it.split(',')).map(str::trim);
-    let mut response = if takes.any(|it| it == "gzip" || it.starts_with("gzip;q=1")) {
-        let mut response = Body::from(bytes).into_response();
-        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        response
-    } else {
-        unpacked(bytes).into_response()
-    };
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
-    Some(response)
+    fn find(self, name: &str) -> Option<&'static [u8]> {
+        self.files.iter().find(|(it, _)| *it == name).map(|(_, bytes)| *bytes)
+    }
+
+    fn packed(self, name: &str, headers: &HeaderMap) -> Option<Response> {
+        let kind = match name.rsplit_once('.')?.1 {
+            "js" => "text/javascript; charset=utf-8",
+            "css" => "text/css; charset=utf-8",
+            "svg" => "image/svg+xml",
+            "webmanifest" => "application/manifest+json",
+            // Pages have addresses of their own.
+            "html" => return None,
+            _ => "text/plain; charset=utf-8",
+        };
+        let bytes = self.find(name)?;
+        let takes = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
+        let mut takes = takes.flat_map(|it| it.split(',')).map(str::trim);
+        let mut response = if takes.any(|it| it == "gzip" || it.starts_with("gzip;q=1")) {
+            let mut response = Body::from(bytes).into_response();
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            response
+        } else {
+            unpacked(bytes).into_response()
+        };
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+        Some(response)
+    }
 }
 
 /// Decompresses a file. The build wrote it, so it is valid.
@@ -84,14 +102,14 @@ mod test {
     #[test]
     fn the_pages_link_to_existing_files() {
         for name in ["index.html", "login.html"] {
-            let text = unpacked(find(name).unwrap());
+            let text = unpacked(VIEWER.find(name).unwrap());
             let names: Vec<_> = text
                 .split('"')
-                .filter_map(|it| it.strip_prefix(FOLDER)?.strip_prefix('/'))
+                .filter_map(|it| it.strip_prefix(VIEWER.url)?.strip_prefix('/'))
                 .collect();
             assert!(names.len() >= 3, "{name}: {text}");
             for file in names {
-                assert!(find(file).is_some(), "{name} names {file}");
+                assert!(VIEWER.find(file).is_some(), "{name} names {file}");
             }
             assert!(!text.contains("<style") && !text.contains("style=\""), "{name}");
             assert!(!text.contains("=\"/") && !text.contains("http"), "{name}: relative only");
@@ -106,10 +124,10 @@ mod test {
             ("novnc/LICENSE.txt", "MPL 2.0"),
             ("novnc/docs/LICENSE.MPL-2.0", "Mozilla Public License"),
         ] {
-            let text = unpacked(find(name).unwrap());
+            let text = unpacked(VIEWER.find(name).unwrap());
             assert!(text.contains(words), "{name}");
         }
-        let modules = FILES.iter().filter(|(name, _)| name.ends_with(".js"));
+        let modules = VIEWER.files.iter().filter(|(name, _)| name.ends_with(".js"));
         for (name, bytes) in modules {
             let folder = name.rsplit_once('/').map_or("", |it| it.0);
             let text = unpacked(bytes);
@@ -127,7 +145,7 @@ mod test {
                         part => path.push(part),
                     }
                 }
-                assert!(find(&path.join("/")).is_some(), "{name} imports {import}");
+                assert!(VIEWER.find(&path.join("/")).is_some(), "{name} imports {import}");
             }
         }
     }

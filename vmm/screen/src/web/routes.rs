@@ -20,13 +20,13 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::files;
+use super::files::VIEWER;
 use super::gate::{Admitted, Client, Gate, Refusal, Rules};
 use super::line_socket;
 use super::slots::Spare;
 use super::socket::{ByteStream, Farewell};
 use super::sound;
-use super::stage::{Button, ExtraRoutes, Stage, Viewer};
+use super::stage::{Button, ExtraRoutes, ServeFn, Stage, Viewer};
 use crate::keys::translate;
 use crate::rfb::MAX_CLIENTS;
 use crate::rfb::connection_limit::ConnectionLimit;
@@ -106,14 +106,22 @@ pub fn router(
     // `route_layer` panics on a router without routes.
     let inside = extra.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
+    let screen = stage_socket(&web.stage);
+    let sockets = std::iter::once(("/websockify", screen)).chain(extra.sockets);
+    let sockets = sockets.fold(Router::new(), |router, (path, serve)| {
+        let socket = move |web: Shared, client: Client, request: Request| {
+            byte_socket(web, client, request, serve.clone())
+        };
+        router.route(path, get(socket))
+    });
     Router::new()
         .route("/", get(page))
         .route("/login", get(login_page).post(log_in))
         .route("/logout", post(log_out))
         .route("/session", get(session))
-        .route("/websockify", get(websocket))
         .route("/audio", get(audio))
         .route("/files/{*path}", get(file))
+        .merge(sockets)
         .with_state(web)
         .merge(machine)
         .merge(open)
@@ -181,7 +189,8 @@ async fn guard(State(web): Shared, client: Client, request: Request, next: Next)
     let admitted = origin.and_then(|()| web.admit(&client, request.headers()));
     match admitted {
         Ok(admitted) if admitted.access == Access::Full || request.method().is_safe() => {
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            parts.extensions.insert(admitted.access);
             match read_body(body, MAX_BODY_BYTES).await {
                 Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
                 Err(status) => status.into_response(),
@@ -195,10 +204,11 @@ async fn guard(State(web): Shared, client: Client, request: Request, next: Next)
 }
 
 async fn add_headers(mut response: Response) -> Response {
-    for (name, value) in HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
     let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        // A page may need a policy of its own.
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }
@@ -233,7 +243,7 @@ async fn page(State(web): Shared, client: Client, headers: HeaderMap) -> Respons
         return page;
     }
     match web.admit(&client, &headers) {
-        Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
+        Ok(_) => VIEWER.page(StatusCode::OK, "index.html", &[]),
         Err(Refusal::Unknown) => redirect("login"),
         Err(refusal) => refuse(&refusal),
     }
@@ -261,7 +271,7 @@ fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
     // The user's input is filled in last, so placeholders in it are not replaced.
     let fill: Vec<_> = fill.into_iter().chain(focus).chain([("{USER}", &*user)]).collect();
     let fill = &fill[..];
-    files::page(status, "login.html", fill)
+    VIEWER.page(status, "login.html", fill)
 }
 
 async fn log_in(State(web): Shared, client: Client, request: Request) -> Response {
@@ -334,6 +344,7 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "sound": about.sound,
                 "again": about.restart_hint,
                 "progress": about.progress,
+                "desktop": about.desktop,
             });
             let answer = as_json(&answer);
             match web.gate.proof(&client) {
@@ -368,8 +379,7 @@ async fn pressed(web: Arc<Web>, button: Option<Button>) -> Response {
 }
 
 async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
-    let found = files::file(&path, &headers);
-    found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
+    VIEWER.file(&path, &headers)
 }
 
 /// Admits a viewer whose origin was checked. An error is the answer.
@@ -418,7 +428,18 @@ async fn audio(State(web): Shared, client: Client, request: Request) -> Response
     })
 }
 
-async fn websocket(State(web): Shared, client: Client, mut request: Request) -> Response {
+/// The screen as the server of a WebSocket.
+fn stage_socket(stage: &Arc<dyn Stage>) -> ServeFn {
+    let stage = stage.clone();
+    Arc::new(move |viewer| stage.clone().serve(viewer))
+}
+
+async fn byte_socket(
+    State(web): Shared,
+    client: Client,
+    mut request: Request,
+    serve: ServeFn,
+) -> Response {
     let headers = request.headers();
     let origin = web.gate.same_origin(&client, headers);
     let admitted = match admit_viewer(&web, &client, headers, origin) {
@@ -445,11 +466,11 @@ async fn websocket(State(web): Shared, client: Client, mut request: Request) -> 
         };
         let stream = Box::new(ByteStream::new(upgraded, &web.farewell).await);
         let view_only = admitted.access == Access::View;
-        let serve = web.stage.clone().serve(Viewer { stream, peer: peer.clone(), view_only });
+        let serve = serve(Viewer { stream, peer: peer.clone(), view_only });
         match admitted.session {
             Some(session) => tokio::select! {
                 () = serve => {}
-                () = session.ended() => tracing::info!("vnc: {peer} (web) logged out"),
+                () = session.ended() => tracing::info!("web: {peer} logged out"),
             },
             None => serve.await,
         }

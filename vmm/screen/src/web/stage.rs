@@ -13,7 +13,7 @@ pub use crate::keys::layout::{Layout, Name as LayoutName};
 pub use crate::keys::text;
 pub use crate::rfb::connection_limit::{ConnectionLimit, Slot};
 pub use crate::rfb::listen::keep_alive;
-pub use crate::rfb::security::{LoginLimiter, PeerNetwork};
+pub use crate::rfb::security::{Access, LoginLimiter, PeerNetwork};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
 
 /// The status of a machine after a [`Button`] is pressed.
@@ -50,6 +50,8 @@ pub struct About {
     pub restart_hint: &'static str,
     /// A page `progress` with its `events` exists, and something is in progress.
     pub progress: bool,
+    /// A page `desktop` exists, for a guest with a remote desktop.
+    pub desktop: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -71,12 +73,15 @@ pub type ControlFn = Arc<dyn Fn(Option<Button>) -> anyhow::Result<Value> + Send 
 
 /// A client that the gate has admitted.
 pub struct Viewer {
-    /// The RFB byte stream.
+    /// The byte stream: RFB for a screen.
     pub stream: Wire,
     /// The client's address, for logs.
     pub peer: String,
     pub view_only: bool,
 }
+
+/// Serves the bytes of a WebSocket until its client disconnects.
+pub type ServeFn = Arc<dyn Fn(Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// Additional routes at the same port.
 #[derive(Default)]
@@ -86,8 +91,11 @@ pub struct ExtraRoutes {
     pub health: Router,
     /// Open to everybody. Each request carries its [`PeerNetwork`].
     pub open: Router,
-    /// Open to authenticated clients. Changes are accepted from our own pages only.
+    /// Open to authenticated clients. Changes are accepted from our own pages only. Each request
+    /// carries its [`Access`].
     pub inside: Router,
+    /// Paths of WebSockets that transport bytes, for authenticated clients from our own pages.
+    pub sockets: Vec<(&'static str, ServeFn)>,
 }
 
 /// The screen of this process's machine.
@@ -125,6 +133,7 @@ impl Stage for LocalStage {
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
             progress: false,
+            desktop: false,
         }
     }
 

@@ -3,6 +3,7 @@
 import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
+import { soundButton } from "./sound.js";
 
 const $ = (id) => document.getElementById(id);
 // Times are in milliseconds. Between attempts to connect; the delay doubles after each.
@@ -18,6 +19,8 @@ const MAX_BUFFERED = 16384;
 // How long a message stays, and how often the state of a paused machine is read.
 const TOAST_TIME = 6000;
 const PAUSED_POLL = 3000;
+// How often a guest without a remote desktop is asked for it.
+const DESKTOP_POLL = 15000;
 // A window that has not changed for this long has its final size.
 const SETTLED = 500;
 
@@ -32,7 +35,7 @@ let viewOnly = false;
 let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false };
+let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false, desktop: false };
 
 // --- settings that are remembered, unless the browser forbids it
 const remember = (key, value) => {
@@ -124,6 +127,7 @@ async function connect() {
   $("sound").hidden = !machine.sound;
   document.body.classList.toggle("looking", viewOnly);
   follow();
+  askForDesktop();
   const url = new URL("websockify", location.href);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   open(url.href);
@@ -230,6 +234,23 @@ function showProgress({ doing, installation, thousandths, seconds_left: left }) 
   link.classList.toggle("wrong", failed);
   link.title = failed ? "Show the failed step and the log" : "Show all steps of the installation";
 }
+
+// --- the guest's remote desktop, which is offered once it answers
+let asking = 0;
+async function askForDesktop() {
+  clearTimeout(asking);
+  if (!machine.desktop || viewOnly || document.hidden || !$("desktop").hidden) {
+    return;
+  }
+  const answer = await fetch("desktop/session", { cache: "no-store" }).catch(() => null);
+  const answers = answer?.ok && (await answer.json()).why === null;
+  $("desktop").hidden = !answers;
+  clearTimeout(asking);
+  if (!answers) {
+    asking = setTimeout(askForDesktop, DESKTOP_POLL);
+  }
+}
+document.addEventListener("visibilitychange", askForDesktop);
 
 // --- size and quality of the picture
 function arrange() {
@@ -603,80 +624,7 @@ $("power").addEventListener("beforetoggle", (event) => {
   }
 });
 
-// --- sound: frames of 16 bits, two channels, in little-endian order
-const RATE = 48000;
-// In seconds: how far ahead frames are scheduled, and how far at most before some are left out.
-const LEAD = 0.15;
-const MAX_LEAD = 0.6;
-// The audio context, its socket, the time at which the next frames begin, and for those who look
-// for a fault: the frames that were scheduled, and how often they came too late or too early.
-let sound = null;
-
-function stopSound() {
-  const last = sound;
-  sound = null;
-  last?.socket.close();
-  last?.context.close();
-  $("sound").setAttribute("aria-pressed", "false");
-}
-
-function startSound() {
-  const context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
-  const url = new URL("audio", location.href);
-  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-  const socket = new WebSocket(url);
-  socket.binaryType = "arraybuffer";
-  sound = { context, socket, next: 0, frames: 0, gaps: 0 };
-  const own = sound;
-  socket.onmessage = (event) => playFrames(own, event.data);
-  socket.onclose = () => {
-    if (sound === own) {
-      stopSound();
-      showToast("The sound has ended.");
-    }
-  };
-  $("sound").setAttribute("aria-pressed", "true");
-}
-
-// Schedules frames right behind those before. After a silence, they begin a moment from now.
-function playFrames(own, bytes) {
-  const count = Math.floor(bytes.byteLength / 4);
-  const { context } = own;
-  if (sound !== own || count === 0 || context.state !== "running") {
-    return;
-  }
-  const now = context.currentTime;
-  if (own.next < now) {
-    own.gaps += own.next > 0 ? 1 : 0;
-    own.next = now + LEAD;
-  } else if (own.next > now + MAX_LEAD) {
-    own.gaps += 1;
-    return;
-  }
-  const [view, buffer] = [new DataView(bytes), context.createBuffer(2, count, RATE)];
-  for (let channel = 0; channel < 2; channel += 1) {
-    const samples = buffer.getChannelData(channel);
-    for (let at = 0; at < count; at += 1) {
-      samples[at] = view.getInt16(4 * at + 2 * channel, true) / 32768;
-    }
-  }
-  const source = context.createBufferSource();
-  source.buffer = buffer;
-  source.connect(context.destination);
-  source.start(own.next);
-  own.next += count / RATE;
-  own.frames += count;
-  Object.assign($("sound").dataset, { frames: own.frames, gaps: own.gaps });
-}
-
-$("sound").addEventListener("click", () => {
-  if (sound) {
-    stopSound();
-  } else {
-    startSound();
-  }
-  rfb?.focus();
-});
+soundButton($("sound"), showToast, () => rfb?.focus());
 
 // --- arrows at the edges show that there are more keys than fit
 const strip = $("strip");
@@ -688,5 +636,15 @@ function edges() {
 strip.addEventListener("scroll", edges, { passive: true });
 new ResizeObserver(edges).observe(strip);
 
-arrange();
-connect();
+// Somebody who had to log in again returns to the page where it happened.
+let returns = null;
+try {
+  returns = sessionStorage.getItem("transom.page");
+  sessionStorage.removeItem("transom.page");
+} catch { /* stays here */ }
+if (returns === "desktop") {
+  location.replace("desktop");
+} else {
+  arrange();
+  connect();
+}

@@ -1,0 +1,171 @@
+//! The certificate of the guest's remote desktop. Windows makes and signs it itself, so nothing
+//! else vouches for it. The first one is kept on the volume, and another one is refused until a
+//! user trusts it: on a network of its own (`DHCP=Y`), somebody else could answer at the guest's
+//! address.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use ring::digest::{SHA256, digest};
+use serde::Serialize;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::crypto::{
+    WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+
+use crate::files;
+
+/// Hexadecimal digits of a fingerprint.
+const DIGITS: usize = 64;
+
+/// Fingerprints (SHA-256) of two certificates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    pub kept: String,
+    pub shown: String,
+}
+
+/// The kept certificate.
+#[derive(Default)]
+pub(super) struct Pin {
+    /// Without a volume, the certificate is kept until the pod ends.
+    file: OnceLock<PathBuf>,
+    fingerprints: Mutex<Fingerprints>,
+}
+
+#[derive(Default)]
+struct Fingerprints {
+    kept: Option<String>,
+    /// Another certificate, which was refused.
+    shown: Option<String>,
+}
+
+impl Pin {
+    pub(super) fn keep_in(&self, file: PathBuf) {
+        // Others may write to the volume: a link could lead to any file.
+        let is_file = std::fs::symlink_metadata(&file).is_ok_and(|it| it.is_file());
+        let text = is_file.then(|| files::read(&file).ok()).flatten();
+        let kept = text.map(|text| text.trim().to_owned());
+        let is_fingerprint =
+            |it: &String| it.len() == DIGITS && it.bytes().all(|it| it.is_ascii_hexdigit());
+        if let Some(kept) = kept.filter(is_fingerprint) {
+            self.lock().kept = Some(kept);
+        }
+        self.file.get_or_init(|| file);
+    }
+
+    /// Keeps the first certificate. Refuses another one.
+    pub(super) fn accepts(&self, certificate: &CertificateDer<'_>) -> bool {
+        let fingerprint = fingerprint(certificate);
+        let mut fingerprints = self.lock();
+        match &fingerprints.kept {
+            Some(kept) if *kept == fingerprint => {
+                fingerprints.shown = None;
+                true
+            }
+            Some(_) => {
+                fingerprints.shown = Some(fingerprint);
+                false
+            }
+            None => {
+                if let Err(error) = self.keep(&mut fingerprints, fingerprint) {
+                    tracing::warn!("the certificate of the remote desktop is not kept: {error:#}");
+                }
+                true
+            }
+        }
+    }
+
+    pub(super) fn changed(&self) -> Option<Changed> {
+        let fingerprints = self.lock();
+        let (kept, shown) = (fingerprints.kept.clone()?, fingerprints.shown.clone()?);
+        Some(Changed { kept, shown })
+    }
+
+    pub(super) fn trust(&self, fingerprint: &str) -> anyhow::Result<()> {
+        let mut fingerprints = self.lock();
+        let is_shown = fingerprints.shown.as_deref() == Some(fingerprint);
+        ensure!(is_shown, "the remote desktop did not show a certificate with this fingerprint");
+        self.keep(&mut fingerprints, fingerprint.to_owned())
+    }
+
+    fn keep(&self, fingerprints: &mut Fingerprints, fingerprint: String) -> anyhow::Result<()> {
+        let line = format!("{fingerprint}\n");
+        *fingerprints = Fingerprints { kept: Some(fingerprint), shown: None };
+        let Some(file) = self.file.get() else { return Ok(()) };
+        files::write(file, |file| file.write_all(line.as_bytes()))
+            .with_context(|| file.display().to_string())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Fingerprints> {
+        self.fingerprints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fingerprint(certificate: &CertificateDer<'_>) -> String {
+    let bytes = digest(&SHA256, certificate);
+    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Connects to servers whose certificates nothing vouches for.
+pub(super) fn connector() -> anyhow::Result<TlsConnector> {
+    let provider = default_provider();
+    let owner = Arc::new(Owner { algorithms: provider.signature_verification_algorithms });
+    let config = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .context("TLS")?
+        .dangerous()
+        .with_custom_certificate_verifier(owner)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// Accepts any certificate from a server that has its key.
+#[derive(Debug)]
+struct Owner {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for Owner {
+    fn verify_server_cert(
+        &self,
+        _certificate: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        // `Pin` decides after the handshake.
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
