@@ -75,9 +75,11 @@ impl Kind {
         match (self, driver.name, mode) {
             (Self::ReadOnly, ..) => 34,
             (_, "viostor", "dump") => 42,
-            (_, "viostor", _) => 56,
+            (_, "viostor", "smp2" | "smp4" | "smp_late4") => 67,
+            (_, "viostor", _) => 64,
             (_, _, "dump") => 41,
-            (..) => 55,
+            (_, _, "smp2" | "smp4" | "smp_late4") => 66,
+            (..) => 63,
         }
     }
 }
@@ -85,7 +87,7 @@ impl Kind {
 /// The tests of a driver on a kind of disk: one for each mode.
 macro_rules! modes {
     ($driver:ident, $kind:ident) => {
-        modes!($driver, $kind: msix4 late4 msix1 few one wire dump);
+        modes!($driver, $kind: msix4 late4 msix1 few one wire dump smp2 smp4 smp_late4);
     };
     ($driver:ident, $kind:ident: $($mode:ident)*) => {$(
         #[test]
@@ -143,22 +145,25 @@ fn run_in(driver: Driver, mode: &str, kind: Kind, memory: Memory) -> Result<()> 
     let disk = folder.path().join("disk.img");
     fs::write(&disk, original(0, DISK)).with_context(|| disk.display().to_string())?;
     let device = format!("path={},{}", disk.display(), kind.words());
-    let output = boot(image, driver, &format!("mode={mode}{}", memory.1), memory.0, &device)?;
+    let output = boot(image, driver, mode, memory, &device)?;
     let outcome = Report::read(&output).and_then(|it| it.judge(kind.checks(driver, mode)));
     let grows = kind != Kind::ReadOnly && mode != "dump";
     let outcome = outcome.and_then(|()| found_on(&disk, kind, grows));
     outcome.with_context(|| format!("{}.{mode} with {}:\n{output}", driver.name, kind.words()))
 }
 
-fn boot(image: &Path, driver: Driver, words: &str, memory: &str, disk: &str) -> Result<String> {
+fn boot(image: &Path, driver: Driver, mode: &str, memory: Memory, disk: &str) -> Result<String> {
     let Driver { name, device } = driver;
+    let (memory, words) = memory;
+    let cpus = drivers::processors(mode).to_string();
+    let words = format!("driver={name} host=vmm mode={mode} processors={cpus}{words}");
     let folder = tempfile::tempdir()?;
     let control = folder.path().join("control");
     let device = format!("{device},queues=4,serial={},{disk}", kmdf::DISK);
     let mut machine = Command::new(vmm());
-    machine.args(["run", "--memory", memory, "--cpus", "1", "--display", "none"]);
+    machine.args(["run", "--memory", memory, "--cpus", &cpus, "--display", "none"]);
     machine.args(["--serial", "stdio", "--accept-emulation", "--device", &device]);
-    machine.args(["--cmdline", &format!("driver={name} host=vmm {words}"), "--kernel"]);
+    machine.args(["--cmdline", &words, "--kernel"]);
     machine.arg(image).arg("--control").arg(&control);
     let mut guest = Running::spawn(&mut machine)?;
     let status = kmdf::obey(&mut guest, &control)?;

@@ -19,9 +19,11 @@ mod report;
 
 use drivers::{DRIVERS, Driver};
 
-/// The tests that always run: interrupts of each kind. The others run only with
-/// `TRANSOM_TESTS=all`, and want a processor of their own: the checks of the balloon have limits.
-const ALWAYS: &[(&str, &str)] = &[("viostor", "msix4"), ("vioscsi", "wire")];
+/// The tests that always run: interrupts of each kind, and several processors. The others run only
+/// with `TRANSOM_TESTS=all`, and want a processor of their own: the checks of the balloon have
+/// limits.
+const ALWAYS: &[(&str, &str)] =
+    &[("viostor", "msix4"), ("vioscsi", "wire"), ("viostor", "smp_late4"), ("vioscsi", "smp2")];
 
 fn main() -> ExitCode {
     let suite = Suite {

@@ -21,10 +21,20 @@ pub(crate) const DRIVERS: &[Driver] = &[
     Driver { name: "balloon", modes: &["wire"], checks: 30 },
     Driver { name: "vioserial", modes: &["msix", "wire"], checks: 40 },
     Driver { name: "netkvm", modes: &["msix4", "msix1", "two", "one", "wire"], checks: 42 },
-    Driver { name: "viostor", modes: STORAGE, checks: 56 },
-    Driver { name: "vioscsi", modes: STORAGE, checks: 55 },
+    Driver { name: "viostor", modes: STORAGE, checks: 64 },
+    Driver { name: "vioscsi", modes: STORAGE, checks: 63 },
 ];
-const STORAGE: &[&str] = &["msix4", "late4", "msix1", "few", "one", "wire"];
+const STORAGE: &[&str] =
+    &["msix4", "late4", "msix1", "few", "one", "wire", "smp2", "smp4", "smp_late4"];
+
+/// The number of processors that the machine has in a mode.
+pub(crate) fn processors(mode: &str) -> u32 {
+    match mode {
+        "smp2" => 2,
+        "smp4" | "smp_late4" => 4,
+        _ => 1,
+    }
+}
 
 impl Driver {
     /// Runs the guest on `program`, which is a `vmm` or `qemu`. `settings` are variables of the
@@ -40,6 +50,7 @@ impl Driver {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = Command::new(tests.join("windrv/run"));
         command.arg(image).arg(folder.path()).arg(program).envs(settings.iter().copied());
+        command.env("CPUS", processors(mode).to_string());
         command.args([format!("driver={}", self.name), format!("mode={mode}")]);
         let ended = command.output().with_context(|| format!("{command:?}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -11,6 +11,8 @@
 void used_offered(void *queue, void *opaque, ULONG writable, ULONGLONG address);
 void used_returned(void *queue, void *opaque, ULONG length, ULONG number);
 void used_sent(ULONG number, ULONGLONG address, ULONG length);
+void used_enter(void *queue);
+void used_leave(void *queue);
 void used_renewed(void *queue);
 void used_beyond(void);
 
@@ -40,20 +42,24 @@ static int add_buf(struct virtqueue *queue, struct VirtIOBufferDescriptor list[]
     ULONG writable = 0;
     for (unsigned int i = out; i < out + in; i++)
         writable += list[i].length;
+    used_enter(queue);
     int added = library_add_buf(queue, list, out, in, opaque, indirect, physical);
     if (added >= 0)
         used_offered(queue, opaque, writable, in ? list[out].physAddr.QuadPart : 0);
     if (added >= 0 && out)
         used_sent(queue->index, list[0].physAddr.QuadPart, list[0].length);
+    used_leave(queue);
     return added;
 }
 
 static void *get_buf(struct virtqueue *queue, unsigned int *length)
 {
+    used_enter(queue);
     compare_indices(queue);
     void *opaque = library_get_buf(queue, length);
     if (opaque)
         used_returned(queue, opaque, *length, queue->index);
+    used_leave(queue);
     return opaque;
 }
 

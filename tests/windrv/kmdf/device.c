@@ -207,10 +207,7 @@ static int poll_messages(void)
     Interrupts *it = &running->interrupts;
     int any = 0;
     for (u32 message = 0; message < it->messages && message < running->handler_count; message++)
-        for (u32 new = interrupt_counts[it->first_vector + message] - it->seen[message]; new;
-             new --) {
-            it->seen[message]++;
-            it->fired[message]++;
+        while (message_arrived(it, message)) {
             any = 1;
             it->unclaimed_messages += !service(running->handlers[message]);
         }
@@ -222,7 +219,7 @@ static int poll_intx(void)
     Interrupts *it = &running->interrupts;
     int any = 0;
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
-        volatile u32 *count = &interrupt_counts[INTX_VECTOR + pin];
+        volatile u32 *count = &interrupt_counts[0][INTX_VECTOR + pin];
         if (!*count)
             continue;
         *count = 0;
@@ -241,9 +238,9 @@ static void forget_intx(void)
 {
     allow_interrupts();
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
-        if (!interrupt_counts[INTX_VECTOR + pin])
+        if (!interrupt_counts[0][INTX_VECTOR + pin])
             continue;
-        interrupt_counts[INTX_VECTOR + pin] = 0;
+        interrupt_counts[0][INTX_VECTOR + pin] = 0;
         intx_withdrawn++;
         if (is_in_service(INTX_VECTOR + pin))
             end_of_interrupt_intx();

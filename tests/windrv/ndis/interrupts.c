@@ -212,10 +212,7 @@ static int poll_messages(Interrupts *it)
 {
     int any = 0;
     for (u32 message = 0; message < it->messages; message++)
-        for (u32 new = interrupt_counts[it->first_vector + message] - it->seen[message]; new;
-             new --) {
-            it->seen[message]++;
-            it->fired[message]++;
+        while (message_arrived(it, message)) {
             any = 1;
             it->unclaimed_messages += !service_message(message);
         }
@@ -226,7 +223,7 @@ static int poll_line(Interrupts *it)
 {
     int any = 0;
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
-        volatile u32 *count = &interrupt_counts[INTX_VECTOR + pin];
+        volatile u32 *count = &interrupt_counts[0][INTX_VECTOR + pin];
         if (!*count)
             continue;
         *count = 0;

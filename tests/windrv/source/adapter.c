@@ -16,18 +16,53 @@ Adapter *adapter_of(PVOID extension)
     return NULL;
 }
 
-/* There is one processor, and handlers run only while the checks wait. Taking a lock twice, which
- * is a deadlock in Windows, is counted here. */
+/* A lock that this processor has already is a deadlock in Windows, and counted here. */
 void lock(Adapter *adapter, int *which)
 {
-    adapter->calls.lock_errors += *which != 0;
-    *which = 1;
+    if (!spin_lock(which))
+        COUNT(adapter->calls.lock_errors);
 }
 
 void unlock(Adapter *adapter, int *which)
 {
-    adapter->calls.lock_errors += *which == 0;
-    *which = 0;
+    if (!spin_unlock(which))
+        COUNT(adapter->calls.lock_errors);
+}
+
+void lock_interrupts(Adapter *adapter)
+{
+    lock(adapter, &adapter->interrupt_lock);
+    for (u32 message = 0; message < adapter->interrupts.messages; message++)
+        lock(adapter, &adapter->message_lock[message]);
+}
+
+void unlock_interrupts(Adapter *adapter)
+{
+    for (u32 message = adapter->interrupts.messages; message--;)
+        unlock(adapter, &adapter->message_lock[message]);
+    unlock(adapter, &adapter->interrupt_lock);
+}
+
+void lock_channels(Adapter *adapter)
+{
+    for (u32 channel = 0; channel < PROCESSORS; channel++)
+        lock(adapter, &adapter->start_lock[channel]);
+}
+
+void unlock_channels(Adapter *adapter)
+{
+    for (u32 channel = PROCESSORS; channel--;)
+        unlock(adapter, &adapter->start_lock[channel]);
+}
+
+/* The idle work of the processors that run no checks. */
+static int poll_adapters(void)
+{
+    int any = 0;
+    for (int i = 0; i < MAX_ADAPTERS; i++)
+        if (adapters[i] && adapters[i]->mode.together)
+            any |= poll_adapter(adapters[i]);
+    return any;
 }
 
 static int add(Adapter *adapter)
@@ -78,6 +113,8 @@ const char *adapter_start(Adapter *adapter, PciAddress where, DriverEntry *entry
     memset(&announced, 0, sizeof announced);
     adapter->mode = mode;
     adapter->pci = where;
+    adapter->stopped = 1;
+    adapter->interrupts.processors = mode.together ? mode.processors : 1;
     active_processors = mode.processors;
     /* Windows passes no registry path to the driver that writes a dump. */
     if (entry(adapter, mode.polled ? NULL : registry_path) || !announced.HwFindAdapter)
@@ -94,20 +131,25 @@ const char *adapter_start(Adapter *adapter, PciAddress where, DriverEntry *entry
         adapter->hw.HwFindAdapter(adapter->extension, NULL, NULL, NULL, &adapter->config, &again);
     if (found != SP_RETURN_FOUND)
         return "HwFindAdapter";
-    lock(adapter, &adapter->start_lock);
+    lock_channels(adapter);
     BOOLEAN initialized = adapter->hw.HwInitialize(adapter->extension);
-    unlock(adapter, &adapter->start_lock);
+    unlock_channels(adapter);
     if (!initialized)
         return "HwInitialize";
     if (adapter->passive && !adapter->passive(adapter->extension))
         return "HwPassiveInitializeRoutine";
+    adapter->stopped = 0;
+    processors_idle(poll_adapters);
     return NULL;
 }
 
 void adapter_stop(Adapter *adapter)
 {
+    processors_hold();
+    adapter->stopped = 1;
     messages_stop(&adapter->interrupts);
     for (int i = 0; i < MAX_ADAPTERS; i++)
         if (adapters[i] == adapter)
             adapters[i] = NULL;
+    processors_release();
 }

@@ -99,5 +99,12 @@ int adapter_control(SCSI_ADAPTER_CONTROL_TYPE type)
 {
     Adapter *adapter = disk.adapter;
     HW_ADAPTER_CONTROL *control = adapter->hw.HwAdapterControl;
-    return control(adapter->extension, type, NULL) == ScsiAdapterControlSuccess;
+    int alone = type == ScsiStopAdapter || type == ScsiRestartAdapter;
+    if (alone)
+        processors_hold();
+    int success = control(adapter->extension, type, NULL) == ScsiAdapterControlSuccess;
+    adapter->stopped = type == ScsiStopAdapter;
+    if (alone)
+        processors_release();
+    return success;
 }

@@ -8,6 +8,7 @@ u64 data_seed;
 struct Wrong wrong;
 static void *pages[PAGES];
 static u32 free_pages;
+static int pages_lock;
 
 static u64 mix(u64 x)
 {
@@ -44,21 +45,26 @@ void pages_start(void)
 /* Returns pages in random order, so that transfers are scattered. */
 static u8 *page_take(void)
 {
+    u32 random = random_number();
+    spin_lock(&pages_lock);
     if (!free_pages) {
         print("fail memory: no pages are left\n");
         machine_end();
     }
-    u32 at = random_number() % free_pages;
+    u32 at = random % free_pages;
     u8 *page = pages[at];
     pages[at] = pages[--free_pages];
+    spin_unlock(&pages_lock);
     return page;
 }
 
 void pieces_free(Request *request)
 {
     STOR_SCATTER_GATHER_LIST *list = request->list;
+    spin_lock(&pages_lock);
     for (u32 i = 0; i < list->NumberOfElements; i++)
         pages[free_pages++] = (void *)(list->List[i].PhysicalAddress.QuadPart & -(u64)PAGE);
+    spin_unlock(&pages_lock);
     list->NumberOfElements = 0;
 }
 
@@ -164,8 +170,9 @@ void verify(Request *request)
 {
     Cursor cursor = {request->list, 0, 0};
     for (u32 i = 0; i < request->blocks; i++)
-        if (!block_is_right(&cursor, request->block + i) && !wrong.blocks++)
+        if (!block_is_right(&cursor, request->block + i) && !COUNT(wrong.blocks))
             wrong.first = request->block + i;
     for (u32 i = 0; i < request->list->NumberOfElements; i++)
-        wrong.stray_pages += !guards_are_whole(&request->list->List[i]);
+        if (!guards_are_whole(&request->list->List[i]))
+            COUNT(wrong.stray_pages);
 }

@@ -42,9 +42,9 @@ typedef enum { WHOLE, SHIFTED, SMALL, SHAPES } Shape;
 enum { ORIGINAL = 0, FINAL = 0xfffffffe, UNKNOWN = 0xffffffff };
 extern u64 data_seed;
 /* Wrong blocks, pages with changed bytes beside a read's pieces, wrong lengths and
- * indices in the rings. */
+ * indices in the rings, two processors in one ring. */
 extern struct Wrong {
-    u32 blocks, first, stray_pages, used_lengths, used_indices;
+    u32 blocks, first, stray_pages, used_lengths, used_indices, collisions;
 } wrong;
 void pages_start(void);
 void pieces_make(Request *, Shape, u32 max_pieces);
@@ -100,11 +100,14 @@ u64 from_big_endian(const u8 *from, int bytes);
 /* main.c */
 /* Whether the command line selects this value, or sets no `name` at all. */
 int wanted(const char *name, const char *value);
+/* Starts the driver of this run again after its removal. */
+int driver_start(void);
 void set_prefix(const char *driver, const char *mode);
 /* Prints and counts the result of a check. */
 void check(int good, const char *name, const char *format, ...);
 
-/* The checks: identify.c, mode.c, load.c, unmap.c, recover.c. */
+/* The checks: identify.c, mode.c, load.c, unmap.c, recover.c,
+ * together.c, remove.c. */
 void inquiry(void);
 void capacity(void);
 void class_commands(void);
@@ -124,11 +127,17 @@ void mixed4(void);
 void mixed32(void);
 void mixed128(void);
 void flood(void);
+/* A random request in slice `number` of the disk. */
+void start_random(u32 number, u32 slice, u32 max_blocks);
+void together(void);
 void everything(void);
 void final(void);
 void unmap(void);
+/* The number of blocks; 0 if the command failed. */
+u64 read_capacity(void);
 void grow(void);
 void resets(void);
+void removals(void);
 void restart(void);
 
 #endif

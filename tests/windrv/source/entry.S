@@ -6,6 +6,10 @@
 
     .set COUNTS, 0x40                   # INTX_VECTOR + 16: from here on the stub ends the interrupt
     .set VECTORS, 128
+    .set PROCESSORS, 4                  # as in machine.h, like the sizes of stacks
+    .set TSS_BYTES, 104 + 8192 + 1 + 15 # with an I/O permission bitmap
+    .set RING0_STACK, 4096
+    .set RING3_STACK, 262144
 
     .section .pvh, "dr"
     .balign 4
@@ -48,38 +52,41 @@ gdt:
     .quad 0x00cf93000000ffff            # 0x10 ring-0 data
     .quad 0x00cff3000000ffff            # 0x18 ring-3 data
     .quad 0x00affb000000ffff            # 0x20 ring-3 code, 64 bit
-    .quad 0x0000890000002068            # 0x28 TSS with an I/O permission bitmap of 8193 bytes
+    .quad 0x00cf9b000000ffff            # 0x28 ring-0 code, 32 bit
+    .rept PROCESSORS
+    .quad 0x0000890000002068            # 0x30, 0x40 and so on: the TSS of each processor
     .quad 0
+    .endr
 gdt_end:
 gdt_pointer:
     .word gdt_end - gdt - 1
     .quad gdt
-idt_pointer:
-    .word VECTORS * 16 - 1
-    .quad idt
 no_idt:
     .word 0
     .quad 0
+    .balign 4
+    .globl processors_present
+processors_present:
+    .long 1
 
     .bss
     .balign 4096
     .globl idt
 idt:
-    .space VECTORS * 16
+    .space PROCESSORS * VECTORS * 16
     .balign 4096
 tss:
-    .space 104
-io_bitmap:
-    .space 8192 + 1
+    .space PROCESSORS * TSS_BYTES
     .balign 4096
-    .space 4096
-ring0_stack:
-    .space 262144
-ring3_stack:
+ring0_stacks:
+    .space PROCESSORS * RING0_STACK
+    .globl ring3_stacks
+ring3_stacks:
+    .space PROCESSORS * RING3_STACK
     .balign 16
     .globl interrupt_counts, fault_record
 interrupt_counts:
-    .space VECTORS * 4
+    .space PROCESSORS * VECTORS * 4
 fault_record:
     .space 48
 fault_count:
@@ -89,6 +96,8 @@ fault_count:
     .code32
     .globl windrv_entry
 windrv_entry:
+    xorl %esi, %esi
+protected_entry:                        # ESI: the number of this processor
     cli
     cld
     lgdt gdt_pointer
@@ -109,36 +118,82 @@ windrv_entry:
 
     .code64
 long_entry:
-    movl $tss, %eax
-    movl %eax, %ecx
-    movw %ax, gdt + 0x2a
-    shrl $16, %ecx
-    movb %cl, gdt + 0x2c
-    movb %ch, gdt + 0x2f
-    movl $ring0_stack, 4(%rax)          # RSP0
-    movl $0, 8(%rax)
-    movl $0x680000, 100(%rax)           # the bitmap is at 104: all zero, all ports allowed
-    movl $0x28, %eax
+    imull $TSS_BYTES, %esi, %edi
+    addl $tss, %edi
+    movl %esi, %edx
+    shll $4, %edx
+    movl %edi, %eax
+    movw %ax, gdt + 0x32(%rdx)
+    shrl $16, %eax
+    movb %al, gdt + 0x34(%rdx)
+    movb %ah, gdt + 0x37(%rdx)
+    imull $RING0_STACK, %esi, %eax
+    addl $ring0_stacks + RING0_STACK, %eax
+    movl %eax, %esp
+    movl %eax, 4(%rdi)                  # RSP0
+    movl $0, 8(%rdi)
+    movl $0x680000, 100(%rdi)           # the bitmap is at 104: all zero, all ports allowed
+    movb $0xff, 104 + 8192(%rdi)
+    leal 0x30(%rdx), %eax
     ltr %ax
-    lidt idt_pointer
     movl $0x10, %eax
     movl %eax, %ss
+    imull $VECTORS * 16, %esi, %eax
+    addl $idt, %eax
+    movq %rax, -8(%rsp)
+    movw $VECTORS * 16 - 1, -10(%rsp)
+    lidt -10(%rsp)
     movl $0x1b, %eax
     movl %eax, %ds
     movl %eax, %es
-    movl $ring0_stack, %esp
+    imull $RING3_STACK, %esi, %eax
+    addl $ring3_stacks + RING3_STACK, %eax
     pushq $0x1b
-    pushq $ring3_stack
+    pushq %rax
     pushq $2
     pushq $0x23
     pushq $ring3_entry
     iretq
 ring3_entry:
-    movb $0xff, io_bitmap + 8192
-    movl %ebx, %ecx
     subq $48, %rsp
+    testl %esi, %esi
+    jnz 1f
+    movl %ebx, %ecx
     call windrv
+1:  movl %esi, %ecx
+    call windrv_processor
     ud2
+
+# The other processors begin here, in real mode, in a copy in the page that the startup IPI names.
+    .balign 16
+    .code16
+    .globl trampoline, trampoline_end
+trampoline:
+    cli
+    lgdtl %cs:trampoline_gdt - trampoline
+    movl %cr0, %eax
+    orb $1, %al
+    movl %eax, %cr0
+    .byte 0x66, 0xea                    # a far jump to 32-bit code
+    .long processor_entry
+    .word 0x28
+trampoline_gdt:
+    .word gdt_end - gdt - 1
+    .long gdt
+trampoline_end:
+    .code32
+processor_entry:
+    movl $0x10, %eax
+    movl %eax, %ds
+    movl %eax, %es
+    movl %eax, %ss
+    movl $1, %esi
+    lock xaddl %esi, processors_present
+    cmpl $PROCESSORS, %esi
+    jb protected_entry
+1:  hlt
+    jmp 1b
+    .code64
 
 # Exceptions: ring 3 reports the first one (windrv_fault), a second one ends the machine. The mask
 # has a bit for each vector that pushes an error code.
@@ -170,9 +225,8 @@ exception:
     movq %rax, fault_record + 40
     movq %cr2, %rax
     movq %rax, fault_record + 32
-    movl $ring0_stack, %esp
     pushq $0x1b
-    pushq $ring3_stack - 131072
+    pushq $ring3_stacks + RING3_STACK / 2
     pushq $2
     pushq $0x23
     pushq $fault_entry
@@ -182,21 +236,26 @@ fault_entry:
     call windrv_fault
     ud2
 
-# Interrupts are counted. Those of messages and the timer end here. INTx ends when the driver's
-# handler has run (end_of_interrupt_intx): until then its level would raise it again.
+# Interrupts are counted, by each processor for itself. Those of messages and the timer end here.
+# INTx ends when the driver's handler has run (end_of_interrupt_intx): until then its level would
+# raise it again.
     .balign 16
     .globl interrupt_stubs
 interrupt_stubs:
+    .set processor, 0
+    .rept PROCESSORS
     .set vector, 32
     .rept VECTORS - 32
     .balign 16
-    incl interrupt_counts + 4 * vector
+    incl interrupt_counts + 4 * (processor * VECTORS + vector)
     .if vector >= COUNTS
     jmp end_of_interrupt
     .else
     iretq
     .endif
     .set vector, vector + 1
+    .endr
+    .set processor, processor + 1
     .endr
 end_of_interrupt:
     pushq %rax

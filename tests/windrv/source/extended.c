@@ -27,7 +27,7 @@ static ULONG acquire_message_lock(Adapter *adapter, va_list *list)
     if (message < MAX_MESSAGES)
         lock(adapter, &adapter->message_lock[message]);
     else
-        adapter->calls.lock_errors++;
+        COUNT(adapter->calls.lock_errors);
     return STOR_STATUS_SUCCESS;
 }
 
@@ -37,7 +37,7 @@ static ULONG release_message_lock(Adapter *adapter, va_list *list)
     if (message < MAX_MESSAGES)
         unlock(adapter, &adapter->message_lock[message]);
     else
-        adapter->calls.lock_errors++;
+        COUNT(adapter->calls.lock_errors);
     return STOR_STATUS_SUCCESS;
 }
 
@@ -49,7 +49,7 @@ static ULONG message_information(Adapter *adapter, va_list *list)
         return STOR_STATUS_INVALID_PARAMETER;
     to->MessageId = message;
     to->MessageData = to->InterruptVector = adapter->interrupts.first_vector + message;
-    to->MessageAddress.QuadPart = message_address();
+    to->MessageAddress.QuadPart = message_address(adapter->interrupts.target[message]);
     to->InterruptLevel = 5;
     to->InterruptMode = Latched;
     return STOR_STATUS_SUCCESS;
@@ -75,9 +75,23 @@ static ULONG performance_optimizations(Adapter *adapter, va_list *list)
         performance->first_message = data->FirstRedirectionMessageNumber;
         performance->last_message = data->LastRedirectionMessageNumber;
     }
+    if (data->Flags & STOR_PERF_ADV_CONFIG_LOCALITY)
+        for (u32 message = 0; message <= performance->last_message; message++)
+            data->MessageTargets[message].Mask = 1ull << adapter->interrupts.target[message];
     performance->flags = data->Flags;
     performance->channels = data->ConcurrentChannels;
     return STOR_STATUS_SUCCESS;
+}
+
+/* The driver's message that arrived at this processor at the start, or one in turn. */
+static u32 best_message(Adapter *adapter, u32 processor)
+{
+    Performance *performance = &adapter->performance;
+    u32 first = performance->first_message, last = performance->last_message;
+    for (u32 message = first; adapter->mode.together && message <= last; message++)
+        if (message % adapter->mode.processors == processor)
+            return message;
+    return first + processor % (last - first + 1);
 }
 
 static ULONG startio_parameters(Adapter *adapter, va_list *list)
@@ -86,11 +100,12 @@ static ULONG startio_parameters(Adapter *adapter, va_list *list)
     PSTARTIO_PERFORMANCE_PARAMETERS to = va_arg(*list, PSTARTIO_PERFORMANCE_PARAMETERS);
     Performance *performance = &adapter->performance;
     u32 processor = ((Request *)srb->PortContext)->processor;
-    u32 messages = performance->last_message - performance->first_message + 1;
-    if (!(performance->flags & STOR_PERF_CONCURRENT_CHANNELS))
+    /* After a restart, vioscsi asks for messages, but not for channels. */
+    u32 known = STOR_PERF_CONCURRENT_CHANNELS | STOR_PERF_INTERRUPT_MESSAGE_RANGES;
+    if (!(performance->flags & known))
         return STOR_STATUS_UNSUCCESSFUL;
     to->ChannelNumber = performance->channels ? processor % performance->channels : 0;
-    to->MessageNumber = performance->first_message + processor % messages;
+    to->MessageNumber = best_message(adapter, processor);
     return STOR_STATUS_SUCCESS;
 }
 
@@ -98,7 +113,7 @@ static ULONG log_event(Adapter *adapter, va_list *list)
 {
     PSTOR_LOG_EVENT_DETAILS details = va_arg(*list, PSTOR_LOG_EVENT_DETAILS);
     u32 line = details->DumpData ? *(ULONG *)details->DumpData : 0;
-    adapter->calls.errors_logged++;
+    COUNT(adapter->calls.errors_logged);
     print("# driver logs error %u, line %u\n", details->ErrorCode, line);
     return STOR_STATUS_SUCCESS;
 }
@@ -116,7 +131,7 @@ static ULONG performance_counter(Adapter *, va_list *list)
 
 static ULONG state_change(Adapter *adapter, va_list *)
 {
-    adapter->calls.state_changes++;
+    COUNT(adapter->calls.state_changes);
     return STOR_STATUS_SUCCESS;
 }
 
@@ -141,18 +156,18 @@ static ULONG issue_dpc(Adapter *adapter, va_list *list)
     PSTOR_DPC dpc = va_arg(*list, PSTOR_DPC);
     PVOID first = va_arg(*list, PVOID), second = va_arg(*list, PVOID);
     if (dpc->Mark != DPC_MARK)
-        adapter->calls.unsupported++;
-    if (dpc->Mark != DPC_MARK || dpc->Queued)
+        COUNT(adapter->calls.unsupported);
+    if (dpc->Mark != DPC_MARK || __atomic_exchange_n(&dpc->Queued, TRUE, __ATOMIC_ACQUIRE))
         return FALSE;
+    Dpcs *dpcs = &adapter->dpcs[this_processor()];
     dpc->Argument1 = first;
     dpc->Argument2 = second;
-    dpc->Queued = TRUE;
     dpc->Next = NULL;
-    if (adapter->last_dpc)
-        adapter->last_dpc->Next = dpc;
+    if (dpcs->last)
+        dpcs->last->Next = dpc;
     else
-        adapter->first_dpc = dpc;
-    adapter->last_dpc = dpc;
+        dpcs->first = dpc;
+    dpcs->last = dpc;
     return TRUE;
 }
 
@@ -161,20 +176,22 @@ static ULONG acquire_lock(Adapter *adapter, va_list *list)
     int which = va_arg(*list, int);
     PSTOR_DPC dpc = va_arg(*list, PVOID); /* the context of DpcLock */
     PSTOR_LOCK_HANDLE handle = va_arg(*list, PSTOR_LOCK_HANDLE);
-    int *of = &adapter->start_lock;
-    if (which == DpcLock)
-        of = &dpc->Locked;
-    else if (which == InterruptLock)
-        of = &adapter->interrupt_lock;
     handle->Lock = which;
-    handle->Context.Lock = of;
-    lock(adapter, of);
+    handle->Context.Lock = which == DpcLock ? &dpc->Locked : &adapter->start_lock[0];
+    if (which == InterruptLock)
+        lock_interrupts(adapter);
+    else
+        lock(adapter, handle->Context.Lock);
     return STOR_STATUS_SUCCESS;
 }
 
 static ULONG release_lock(Adapter *adapter, va_list *list)
 {
-    unlock(adapter, va_arg(*list, PSTOR_LOCK_HANDLE)->Context.Lock);
+    PSTOR_LOCK_HANDLE handle = va_arg(*list, PSTOR_LOCK_HANDLE);
+    if (handle->Lock == InterruptLock)
+        unlock_interrupts(adapter);
+    else
+        unlock(adapter, handle->Context.Lock);
     return STOR_STATUS_SUCCESS;
 }
 
@@ -212,6 +229,6 @@ ULONG StorPortExtendedFunction(ULONG code, PVOID extension, ...)
         va_end(list);
         return result;
     }
-    adapter->calls.unsupported++;
+    COUNT(adapter->calls.unsupported);
     return STOR_STATUS_NOT_IMPLEMENTED;
 }

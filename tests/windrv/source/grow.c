@@ -3,7 +3,7 @@
 
 enum { GROWTH = 1 << 20, DEPTH = 100, SIXTEEN_BYTES = 16, READ_CAPACITY_16 = 0x10 };
 
-static u64 read_capacity(void)
+u64 read_capacity(void)
 {
     if (!command(FROM_DISK, 32, SIXTEEN_BYTES, SCSIOP_READ_CAPACITY16, READ_CAPACITY_16, 0, 0, 0, 0,
                  0, 0, 0, 0, 0, 0, 0, 32, 0, 0))

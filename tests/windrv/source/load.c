@@ -136,7 +136,7 @@ void other_cdbs(void)
 }
 
 /* Starts a random request in its own slice of the region, so that requests do not overlap. */
-static void start_random(u32 number, u32 slice, u32 max_blocks)
+void start_random(u32 number, u32 slice, u32 max_blocks)
 {
     Transfer it = {.write = random_number() & 1, .shape = random_number() % SHAPES};
     u32 limit = random_number() % 4 ? 16 : max_blocks;
@@ -174,7 +174,7 @@ static void mixed(const char *name, u32 depth, u32 total, u32 max_bytes)
     u64 start = microseconds();
     io_clear();
     adapter->queue.most_outstanding = 0;
-    while (started < total || adapter->queue.outstanding || adapter->queue.first) {
+    while (started < total || adapter->queue.pending) {
         int any = 0;
         for (u32 i = 0; i < depth; i++) {
             if (requests[i]->state == DONE) {

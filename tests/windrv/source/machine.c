@@ -2,7 +2,7 @@
 #include "machine.h"
 
 extern u8 exception_stubs[], interrupt_stubs[], gate_stub[];
-extern u64 idt[128][2];
+extern u64 idt[PROCESSORS][VECTORS][2];
 /* The first exception: vector, error code, RIP, RAX, CR2, RSP. */
 extern u64 fault_record[6];
 
@@ -24,12 +24,16 @@ enum {
     APIC_EOI = 0xb0,
     APIC_SPURIOUS = 0xf0,
     APIC_ISR = 0x100,
+    APIC_ICR = 0x300,
+    APIC_ICR_HIGH = 0x310,
     APIC_LVT_TIMER = 0x320,
     APIC_TIMER_INITIAL = 0x380,
     APIC_TIMER_CURRENT = 0x390,
     APIC_TIMER_DIVIDE = 0x3e0,
 };
 enum { TIMER_PERIODIC = 0x20000, TIMER_BY_16 = 3, LEVEL_TRIGGERED = 0x8000 };
+/* INIT and the startup IPI to all other processors. */
+enum { ICR_PENDING = 0x1000, ICR_INIT = 0xc4500, ICR_STARTUP = 0xc4600 };
 
 enum { MAX_RANGES = 8 };
 static struct {
@@ -38,6 +42,7 @@ static struct {
 static u32 memory_ranges;
 static u16 pmbase;
 static u64 cycles_per_millisecond, start_cycles;
+static u32 timer_ticks, apic_ids[PROCESSORS];
 
 static u64 cycles(void)
 {
@@ -62,9 +67,9 @@ void allow_interrupts(void)
     gate(GATE_ALLOW);
 }
 
-u32 message_address(void)
+u32 message_address(u32 processor)
 {
-    return 0xfee00000 | APIC(APIC_ID) >> 24 << 12;
+    return 0xfee00000 | apic_ids[processor] << 12;
 }
 
 int is_in_service(u32 vector)
@@ -83,27 +88,41 @@ static void ioapic_write(u32 at, u32 value)
     *(volatile u32 *)0xfec00010ull = value;
 }
 
-static void set_gate(u32 vector, u64 stub, u64 privilege)
+static void set_gate(u64 *gate, u64 stub, u64 privilege)
 {
     u64 code_selector = 8, present_interrupt_gate = 0x8e00;
-    idt[vector][0] = (stub & 0xffff) | code_selector << 16 | privilege << 45 |
-                     present_interrupt_gate << 32 | stub >> 16 << 48;
-    idt[vector][1] = stub >> 32;
+    gate[0] = (stub & 0xffff) | code_selector << 16 | privilege << 45 |
+              present_interrupt_gate << 32 | stub >> 16 << 48;
+    gate[1] = stub >> 32;
 }
 
-static void interrupts_start(void)
+/* Each processor has its own stubs and thus its own counts. */
+static void gates_start(u32 processor)
 {
+    u64 stubs = (u64)interrupt_stubs + STUB_BYTES * (VECTORS - EXCEPTIONS) * processor;
     for (u32 vector = 0; vector < EXCEPTIONS; vector++)
-        set_gate(vector, (u64)exception_stubs + STUB_BYTES * vector, 0);
-    for (u32 vector = EXCEPTIONS; vector < 128; vector++)
-        set_gate(vector, (u64)interrupt_stubs + STUB_BYTES * (vector - EXCEPTIONS), 0);
-    set_gate(BREAKPOINT, (u64)gate_stub, 3);
-    out8(PIC1_MASK, 0xff);
-    out8(PIC2_MASK, 0xff);
+        set_gate(idt[processor][vector], (u64)exception_stubs + STUB_BYTES * vector, 0);
+    for (u32 vector = EXCEPTIONS; vector < VECTORS; vector++)
+        set_gate(idt[processor][vector], stubs + STUB_BYTES * (vector - EXCEPTIONS), 0);
+    set_gate(idt[processor][BREAKPOINT], (u64)gate_stub, 3);
+}
+
+static void local_apic_start(void)
+{
+    apic_ids[this_processor()] = APIC(APIC_ID) >> 24;
     APIC(APIC_TPR) = 0;
     APIC(APIC_SPURIOUS) = 0x17f;
     APIC(APIC_TIMER_DIVIDE) = TIMER_BY_16;
     APIC(APIC_LVT_TIMER) = TIMER_PERIODIC | TIMER_VECTOR;
+}
+
+static void interrupts_start(void)
+{
+    for (u32 processor = 0; processor < PROCESSORS; processor++)
+        gates_start(processor);
+    out8(PIC1_MASK, 0xff);
+    out8(PIC2_MASK, 0xff);
+    local_apic_start();
     /* INTx of the slots uses pins 16 to 23 of the I/O APIC. */
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
         ioapic_write(0x11 + 2 * (16 + pin), APIC(APIC_ID));
@@ -139,7 +158,44 @@ static void clock_start(void)
     if (!cycles_per_millisecond)
         cycles_per_millisecond = 1;
     start_cycles = cycles();
-    APIC(APIC_TIMER_INITIAL) = (u64)ticks * PM_TMR_HZ / passed / 200 + 1;
+    timer_ticks = (u64)ticks * PM_TMR_HZ / passed / 200 + 1;
+    APIC(APIC_TIMER_INITIAL) = timer_ticks;
+}
+
+void processor_prepare(void)
+{
+    local_apic_start();
+    APIC(APIC_TIMER_INITIAL) = timer_ticks;
+}
+
+static void send_ipi(u32 command)
+{
+    APIC(APIC_ICR) = command;
+    while (APIC(APIC_ICR) & ICR_PENDING)
+        ;
+}
+
+static void pause_for(u64 time)
+{
+    u64 end = microseconds() + time;
+    while (microseconds() < end)
+        ;
+}
+
+/* The delays and the second startup IPI are those of Intel's manual (volume 3, 8.4.4.1). */
+void processors_awaken(u32 page)
+{
+    send_ipi(ICR_INIT);
+    pause_for(10000);
+    send_ipi(ICR_STARTUP | page >> 12);
+    pause_for(200);
+    send_ipi(ICR_STARTUP | page >> 12);
+}
+
+void processor_wake(u32 number)
+{
+    APIC(APIC_ICR_HIGH) = apic_ids[number] << 24;
+    send_ipi(WAKE_VECTOR);
 }
 
 u64 microseconds(void)

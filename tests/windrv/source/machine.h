@@ -12,8 +12,11 @@ typedef unsigned long long u64;
 
 /* Vectors of INTx (one for each pin), the timer and messages. Stubs in entry.S count them. */
 enum { INTX_VECTOR = 0x30, TIMER_VECTOR = 0x40, MESSAGE_VECTOR = 0x48, LAST_VECTOR = 0x7e };
-enum { INTX_PINS = 8 };
-extern u32 interrupt_counts[128];
+enum { INTX_PINS = 8, VECTORS = 128 };
+/* WAKE_VECTOR ends the wait of another processor. */
+enum { WAKE_VECTOR = 0x41 };
+enum { PROCESSORS = 4 };
+extern u32 interrupt_counts[PROCESSORS][VECTORS];
 
 /* Prepares interrupts, command line and clock; `start_info` is the address of PVH's structure. */
 void machine_start(u32 start_info);
@@ -27,13 +30,42 @@ u64 microseconds(void);
 void wait_for_interrupt(void);
 /* Counts pending interrupts without waiting for one. */
 void allow_interrupts(void);
-/* The destination of messages: this processor's local APIC. */
-u32 message_address(void);
+/* Prepares the local APIC of a further processor. */
+void processor_prepare(void);
+/* Sends INIT and startup IPIs to all other processors, which begin in this page. */
+void processors_awaken(u32 page);
+/* Ends the other processor's wait. */
+void processor_wake(u32 number);
+/* The destination of a processor's messages: its local APIC. */
+u32 message_address(u32 processor);
 /* Whether the local APIC has this vector in service, as it must until `end_of_interrupt_intx`. */
 int is_in_service(u32 vector);
 void end_of_interrupt_intx(void);
 
-/* text.c: the serial line. */
+/* processor.c: several processors. Without the word `processors=`, only the first one runs. */
+extern u32 processors_running;
+void processors_start(u32 count);
+/* The processor that asks. Each has its stack; threads of KMDF's drivers run on the first one. */
+u32 this_processor(void);
+/* Runs the function on each of the first `count` processors, and returns when all have ended. */
+typedef void Task(void);
+void processors_run(u32 count, Task *);
+/* The idle work of the others; the function returns whether there was any. */
+typedef int Idle(void);
+void processors_idle(Idle *);
+/* Returns when the others are idle and wait; they go on after `processors_release`. */
+void processors_hold(void);
+void processors_release(void);
+/* Waits for the lock; 0 if this processor has it already. */
+int spin_lock(int *);
+/* 0 if this processor does not have the lock. */
+int spin_unlock(int *);
+#define COUNT(counter) __atomic_fetch_add(&(counter), 1, __ATOMIC_RELAXED)
+
+/* text.c: the serial line. Another processor's lines come neither within one nor between
+ * `print_begin` and `print_end`. */
+void print_begin(void);
+void print_end(void);
 void print(const char *format, ...);
 void print_list(const char *format, va_list list);
 
@@ -77,6 +109,8 @@ typedef struct {
 } PciBar;
 /* Lists the BARs and switches decoding on; returns their number. */
 u32 pci_bars(PciAddress, PciBar bars[6]);
+/* bars.c: moves the BARs of a stopped device to places that depend on `turn`; returns success. */
+int bars_move(PciAddress, u32 turn);
 /* 0: no such virtio device; 1: subsystem or revision differ from the driver's INF; 2: they match.
  */
 int virtio_find(u16 device, PciAddress *where);
@@ -92,7 +126,12 @@ typedef struct {
     u8 capability; /* the offset of the MSI-X capability */
     volatile u32 *table;
     u32 table_size, messages, first_vector;
-    u32 seen[MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
+    u32 processors; /* messages are spread over the first ones */
+    u32 seen[PROCESSORS][MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
+    u8 target[MAX_MESSAGES];  /* the processor of each message */
+    u8 allowed[MAX_MESSAGES]; /* bits of processors where it may arrive */
+    u32 taken[PROCESSORS];    /* messages that each processor has taken */
+    u32 misrouted;            /* messages that arrived at another processor */
     u32 intx_fired, intx_unclaimed;
     u32 intx_ended_early; /* the interrupt controller ended it before the driver's handler */
 } Interrupts;
@@ -101,6 +140,11 @@ void messages_find(Interrupts *, PciAddress, const PciBar bars[], u32 count);
 /* Enables up to `wanted` messages. With 0, INTx is on unless the device is polled. */
 void messages_start(Interrupts *, u32 wanted, int polled);
 void messages_stop(Interrupts *);
+/* Whether this message has arrived once more at this processor; counts it. */
+int message_arrived(Interrupts *, u32 message);
+/* Moves a message to another processor. Until `messages_moved`, the old one may take it, too. */
+void message_move(Interrupts *, u32 message, u32 processor);
+void messages_moved(Interrupts *);
 /* Masks a message, as Windows does while it moves the message to another processor. */
 void message_mask(Interrupts *, u32 message, int masked);
 

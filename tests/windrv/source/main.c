@@ -24,51 +24,21 @@ static const struct Driver {
     {"vioscsi", vioscsi_entry, 0x1048, 1},
 };
 
-/* Messages, processors, polled, withheld: see Mode, and the table in README.md. */
+/* Messages, processors, polled, withheld, together: see Mode, and the table in README.md. */
 static const struct NamedMode {
     const char *name;
     Mode mode;
 } MODES[] = {
-    {"msix4", {MAX_MESSAGES, 4, 0, 0}},
-    {"late4", {MAX_MESSAGES, 4, 0, STOR_PERF_OPTIMIZE_FOR_COMPLETION_DURING_STARTIO}},
-    {"msix1", {MAX_MESSAGES, 1, 0, 0}},
-    {"few", {3, 4, 0, 0}},
-    {"one", {1, 4, 0, 0}},
-    {"wire", {0, 4, 0, 0}},
-    {"dump", {0, 1, 1, 0}},
-};
-
-/* A check runs if all of its flags hold for the run. */
-enum { ALWAYS = 0, READ_ONLY = 1, WRITABLE = 2, POLLED = 4, INTERRUPTS = 8 };
-static const struct {
-    void (*run)(void);
-    u32 where;
-} CHECKS[] = {
-    {inquiry, ALWAYS},
-    {capacity, ALWAYS},
-    {class_commands, ALWAYS},
-    {optional_commands, ALWAYS},
-    {absent_addresses, ALWAYS},
-    {mode_pages, ALWAYS},
-    {write_cache, ALWAYS},
-    {original, ALWAYS},
-    {read_only, READ_ONLY},
-    {sizes, WRITABLE},
-    {longest, WRITABLE},
-    {force_unit_access, WRITABLE},
-    {synchronize, WRITABLE},
-    {other_cdbs, WRITABLE},
-    {mixed_polled, WRITABLE | POLLED},
-    {mixed4, WRITABLE | INTERRUPTS},
-    {mixed128, WRITABLE | INTERRUPTS},
-    {flood, WRITABLE | INTERRUPTS},
-    {grow, WRITABLE | INTERRUPTS},
-    {unmap, WRITABLE | INTERRUPTS},
-    {resets, WRITABLE | INTERRUPTS},
-    {mixed32, WRITABLE | INTERRUPTS},
-    {restart, WRITABLE | INTERRUPTS},
-    {everything, ALWAYS},
-    {final, WRITABLE},
+    {"msix4", {MAX_MESSAGES, 4, 0, 0, 0}},
+    {"late4", {MAX_MESSAGES, 4, 0, STOR_PERF_OPTIMIZE_FOR_COMPLETION_DURING_STARTIO, 0}},
+    {"msix1", {MAX_MESSAGES, 1, 0, 0, 0}},
+    {"few", {3, 4, 0, 0, 0}},
+    {"one", {1, 4, 0, 0, 0}},
+    {"wire", {0, 4, 0, 0, 0}},
+    {"dump", {0, 1, 1, 0, 0}},
+    {"smp2", {MAX_MESSAGES, 2, 0, STOR_PERF_OPTIMIZE_FOR_COMPLETION_DURING_STARTIO, 1}},
+    {"smp4", {MAX_MESSAGES, 4, 0, 0, 1}},
+    {"smp_late4", {MAX_MESSAGES, 4, 0, STOR_PERF_OPTIMIZE_FOR_COMPLETION_DURING_STARTIO, 1}},
 };
 
 void check(int good, const char *name, const char *format, ...)
@@ -79,9 +49,11 @@ void check(int good, const char *name, const char *format, ...)
         passed++;
     else
         failed++;
+    print_begin();
     print("%s %s.%s ", good ? "pass" : "fail", prefix, name);
     print_list(format, list);
     print("\n");
+    print_end();
     va_end(list);
 }
 
@@ -96,14 +68,23 @@ void set_prefix(const char *driver, const char *mode)
     prefix[length] = 0;
 }
 
-/* Starts the driver; returns success. */
-static int start(const struct Driver *driver, PciAddress where, int found, Mode mode)
+/* The driver that runs, and how. */
+static struct {
+    const struct Driver *driver;
+    PciAddress where;
+    int found; /* see `virtio_find` */
+    Mode mode;
+} current;
+
+int driver_start(void)
 {
-    const char *step = adapter_start(&adapter, where, driver->entry, mode);
+    used_forget();
+    const char *step =
+        adapter_start(&adapter, current.where, current.driver->entry, current.mode);
     PORT_CONFIGURATION_INFORMATION *config = &adapter.config;
-    check(!step && found == 2, "start",
+    check(!step && current.found == 2, "start",
           "%s slot=%02x table=%u messages=%u breaks=%u longest=%u targets=%u luns=%u caches=%u",
-          step ? step : "started", where.device, adapter.interrupts.table_size,
+          step ? step : "started", current.where.device, adapter.interrupts.table_size,
           adapter.interrupts.messages, config->NumberOfPhysicalBreaks,
           config->MaximumTransferLength, config->MaximumNumberOfTargets,
           config->MaximumNumberOfLogicalUnits, config->CachesData);
@@ -117,7 +98,6 @@ static void prepare(const struct Driver *driver)
     PORT_CONFIGURATION_INFORMATION *config = &adapter.config;
     memset(&disk, 0, sizeof disk);
     disk.adapter = &adapter;
-    used_forget();
     disk.scsi = driver->scsi;
     disk.seconds = option_number("timeout", 60);
     disk.block = 512;
@@ -136,17 +116,6 @@ static void prepare(const struct Driver *driver)
     pages_start();
     for (u32 i = 0; i < MAX_REQUESTS; i++)
         requests[i] = request_new(&adapter);
-}
-
-static void run_checks(void)
-{
-    for (u32 i = 0; i < sizeof CHECKS / sizeof *CHECKS; i++) {
-        /* The early check of mode pages finds out whether the disk is read-only. */
-        u32 here = disk.read_only ? READ_ONLY : WRITABLE;
-        here |= adapter.mode.polled ? POLLED : INTERRUPTS;
-        if ((CHECKS[i].where & here) == CHECKS[i].where)
-            CHECKS[i].run();
-    }
 }
 
 /* Whether the ISR byte keeps its bits although it was read: how many of 10 interrupts that did not
@@ -205,21 +174,74 @@ static void check_port(void)
           adapter.queue_depth, it->bus_changes, it->state_changes, disk.attentions, indices);
 }
 
+/* A check runs if all of its flags hold for the run. */
+enum { ALWAYS = 0, READ_ONLY = 1, WRITABLE = 2, POLLED = 4, INTERRUPTS = 8, TOGETHER = 16 };
+static const struct {
+    void (*run)(void);
+    u32 where;
+} CHECKS[] = {
+    {inquiry, ALWAYS},
+    {capacity, ALWAYS},
+    {class_commands, ALWAYS},
+    {optional_commands, ALWAYS},
+    {absent_addresses, ALWAYS},
+    {mode_pages, ALWAYS},
+    {write_cache, ALWAYS},
+    {original, ALWAYS},
+    {read_only, READ_ONLY},
+    {sizes, WRITABLE},
+    {longest, WRITABLE},
+    {force_unit_access, WRITABLE},
+    {synchronize, WRITABLE},
+    {other_cdbs, WRITABLE},
+    {mixed_polled, WRITABLE | POLLED},
+    {mixed4, WRITABLE | INTERRUPTS},
+    {mixed128, WRITABLE | INTERRUPTS},
+    {flood, WRITABLE | INTERRUPTS},
+    {together, WRITABLE | TOGETHER},
+    {grow, WRITABLE | INTERRUPTS},
+    {unmap, WRITABLE | INTERRUPTS},
+    {resets, WRITABLE | INTERRUPTS},
+    {mixed32, WRITABLE | INTERRUPTS},
+    {restart, WRITABLE | INTERRUPTS},
+    {check_interrupts, ALWAYS},
+    {check_port, WRITABLE | INTERRUPTS},
+    {removals, WRITABLE | INTERRUPTS},
+    {everything, ALWAYS},
+    {final, WRITABLE},
+    {check_port, ALWAYS},
+};
+
+static void run_checks(void)
+{
+    for (u32 i = 0; i < sizeof CHECKS / sizeof *CHECKS; i++) {
+        /* The early check of mode pages finds out whether the disk is read-only. */
+        u32 here = disk.read_only ? READ_ONLY : WRITABLE;
+        here |= adapter.mode.polled ? POLLED : INTERRUPTS;
+        here |= adapter.mode.together ? TOGETHER : 0;
+        if ((CHECKS[i].where & here) == CHECKS[i].where)
+            CHECKS[i].run();
+    }
+}
+
 static void run(const struct Driver *driver, const struct NamedMode *mode)
 {
     u64 mark = allocated(), begin = microseconds();
-    PciAddress where;
-    int found = virtio_find(driver->device, &where);
+    current.driver = driver;
+    current.mode = mode->mode;
+    current.found = virtio_find(driver->device, &current.where);
     set_prefix(driver->name, mode->name);
-    if (!found) {
+    if (!current.found) {
         print("skip %s: there is no such device\n", prefix);
         return;
     }
-    if (start(driver, where, found, mode->mode)) {
+    if (mode->mode.together && mode->mode.processors > processors_running) {
+        print("skip %s: %u processors are running\n", prefix, processors_running);
+        return;
+    }
+    if (driver_start()) {
         prepare(driver);
         run_checks();
-        check_interrupts();
-        check_port();
         check(adapter_control(ScsiStopAdapter), "stop", "ms=%llu", (microseconds() - begin) / 1000);
     }
     adapter_stop(&adapter);
@@ -241,6 +263,7 @@ void windrv(u32 start_info)
     data_seed = option_number("seed", 1);
     seed_random(data_seed);
     print("windrv: seed=%llu\n", data_seed);
+    processors_start(option_number("processors", 1));
     for (u32 driver = 0; driver < sizeof DRIVERS / sizeof *DRIVERS; driver++)
         for (u32 mode = 0; mode < sizeof MODES / sizeof *MODES; mode++)
             if (wanted("driver", DRIVERS[driver].name) && wanted("mode", MODES[mode].name))

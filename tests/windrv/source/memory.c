@@ -4,7 +4,9 @@
 /* The heap is above the image, and fits into a machine of 256 MiB. */
 enum { HEAP_START = 16 << 20, HEAP_END = 240 << 20, HEAP_LENGTH = HEAP_END - HEAP_START };
 static u64 heap = HEAP_START, heap_end = HEAP_END;
-static u64 random_state;
+static int heap_lock;
+/* Of each processor, so that the sequence of one does not depend on the others. */
+static u64 random_states[PROCESSORS];
 
 void *memcpy(void *to, const void *from, size_t length)
 {
@@ -73,9 +75,11 @@ void heap_above_4_gib(void)
 /* Returns zeroed memory from a mark that only moves up; `release_to` moves it back after a run. */
 void *allocate(u64 length, u64 alignment)
 {
+    spin_lock(&heap_lock);
     heap = (heap + alignment - 1) & ~(alignment - 1);
     void *start = (void *)heap;
     heap += length;
+    spin_unlock(&heap_lock);
     if (heap > heap_end) {
         print("fail memory: the heap ends at %llu MiB\n", heap_end >> 20);
         machine_end();
@@ -96,12 +100,14 @@ void release_to(u64 mark)
 
 void seed_random(u64 seed)
 {
-    random_state = seed * 2862933555777941757ull + 3037000493ull;
+    for (u32 i = 0; i < PROCESSORS; i++)
+        random_states[i] = (seed + i) * 2862933555777941757ull + 3037000493ull;
 }
 
 /* A linear congruential generator with the constants of MMIX: a seed determines the run. */
 u32 random_number(void)
 {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return random_state >> 33;
+    u64 *state = &random_states[this_processor()];
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    return *state >> 33;
 }

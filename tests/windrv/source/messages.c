@@ -23,7 +23,7 @@ static void fill_table(Interrupts *it)
     for (u32 number = 0; number < it->table_size; number++) {
         volatile u32 *entry = it->table + TABLE_WORDS * number;
         u32 message = number < it->messages ? number : 0;
-        entry[TABLE_ADDRESS] = message_address();
+        entry[TABLE_ADDRESS] = message_address(it->target[message]);
         entry[TABLE_ADDRESS_HIGH] = 0;
         entry[TABLE_DATA] = it->first_vector + message;
         entry[TABLE_CONTROL] = number < it->messages ? 0 : ENTRY_MASKED;
@@ -56,13 +56,48 @@ void messages_start(Interrupts *it, u32 wanted, int polled)
     u32 control = pci_read(it->pci, it->capability) & ~(MSIX_ENABLE | MSIX_MASK_ALL);
     pci_write(it->pci, it->capability, control);
     it->first_vector = take_vectors(it->messages);
+    for (u32 message = 0; message < it->messages; message++) {
+        it->target[message] = it->processors ? message % it->processors : 0;
+        it->allowed[message] = 1 << it->target[message];
+    }
     /* The table is filled while MSI-X is on but masked, and INTx is off. */
     pci_write(it->pci, PCI_COMMAND, COMMAND_ON | COMMAND_NO_INTX);
     pci_write(it->pci, it->capability, control | MSIX_ENABLE | MSIX_MASK_ALL);
     fill_table(it);
-    for (u32 message = 0; message < it->messages; message++)
-        it->seen[message] = interrupt_counts[it->first_vector + message];
+    for (u32 processor = 0; processor < PROCESSORS; processor++)
+        for (u32 message = 0; message < it->messages; message++)
+            it->seen[processor][message] = interrupt_counts[processor][it->first_vector + message];
     pci_write(it->pci, it->capability, control | MSIX_ENABLE);
+}
+
+int message_arrived(Interrupts *it, u32 message)
+{
+    u32 me = this_processor(), *seen = &it->seen[me][message];
+    volatile u32 *count = &interrupt_counts[me][it->first_vector + message];
+    if (*count == *seen)
+        return 0;
+    ++*seen;
+    COUNT(it->fired[message]);
+    it->taken[me]++;
+    if (!(it->allowed[message] >> me & 1))
+        COUNT(it->misrouted);
+    return 1;
+}
+
+void message_move(Interrupts *it, u32 message, u32 processor)
+{
+    volatile u32 *entry = it->table + TABLE_WORDS * message;
+    it->allowed[message] |= 1 << processor;
+    it->target[message] = processor;
+    entry[TABLE_CONTROL] = ENTRY_MASKED;
+    entry[TABLE_ADDRESS] = message_address(processor);
+    entry[TABLE_CONTROL] = 0;
+}
+
+void messages_moved(Interrupts *it)
+{
+    for (u32 message = 0; message < it->messages; message++)
+        it->allowed[message] = 1 << it->target[message];
 }
 
 void message_mask(Interrupts *it, u32 message, int masked)

@@ -23,6 +23,7 @@ typedef struct Request {
     RequestState state;
     u32 completions;
     u32 processor; /* where StartIo ran, as reported to the driver */
+    u32 owner;     /* the processor that waits for the completion */
     u32 length;    /* requested bytes */
     u8 status;     /* SrbStatus without its flags */
     u8 sense[96];
@@ -38,12 +39,23 @@ typedef struct {
     u32 processors;    /* the number that the driver sees */
     int polled;        /* no interrupts, as while Windows writes a crash dump */
     u32 withheld_perf; /* STOR_PERF_* flags that this port driver does not offer */
+    int together;      /* all of these processors exist, and start and complete requests */
 } Mode;
 
-/* Queued requests, and the reasons why they wait. */
+/* The requests that a processor has to start. */
 typedef struct {
     Request *first, *last;
-    u32 outstanding, most_outstanding, started;
+} Waiting;
+
+/* Queued requests, and the reasons why they wait. The lock protects all fields. */
+typedef struct {
+    int lock;
+    Waiting waiting[PROCESSORS];
+    u32 pending;     /* queued or started */
+    u32 outstanding; /* started */
+    u32 most_outstanding, started;
+    int own; /* each processor starts its own requests; otherwise all take turns */
+    u32 turn;
     int paused;
     u64 paused_until; /* microseconds */
     u32 busy_until;   /* completions until the driver wants the next request */
@@ -54,6 +66,15 @@ typedef struct {
     u32 busy_calls, busy_retries, pauses, pauses_over, resumes, bus_changes, state_changes;
     u32 errors_logged, completed_unknown, completed_twice, lock_errors, unsupported;
 } Calls;
+
+/* Calls of HwStartIo on each processor, and the maximum at the same time. */
+typedef struct {
+    u32 started[PROCESSORS], inside, most_inside;
+} Together;
+
+typedef struct {
+    STOR_DPC *first, *last;
+} Dpcs;
 
 typedef struct {
     u32 flags, first_message, last_message, channels;
@@ -73,8 +94,11 @@ struct Adapter {
     Calls calls;
     Performance performance;
     HW_PASSIVE_INITIALIZE_ROUTINE *passive;
-    STOR_DPC *first_dpc, *last_dpc;
-    int start_lock, interrupt_lock, message_lock[MAX_MESSAGES];
+    Together together;
+    Dpcs dpcs[PROCESSORS];
+    int stopped; /* no handlers are called */
+    int start_lock[PROCESSORS]; /* of each channel */
+    int interrupt_lock, message_lock[MAX_MESSAGES];
     u32 queue_depth;
 };
 
@@ -89,6 +113,12 @@ void adapter_stop(Adapter *);
 Adapter *adapter_of(PVOID extension);
 void lock(Adapter *, int *which);
 void unlock(Adapter *, int *which);
+/* All locks of interrupts, as for StorPort's InterruptLock. */
+void lock_interrupts(Adapter *);
+void unlock_interrupts(Adapter *);
+/* The locks of all channels, so that HwStartIo runs nowhere else. */
+void lock_channels(Adapter *);
+void unlock_channels(Adapter *);
 
 /* queue.c: requests from their start to their completion. */
 Request *request_new(Adapter *);
@@ -99,5 +129,9 @@ int poll_adapter(Adapter *);
 /* Waits until no request is pending; returns 0 at the time limit. */
 int wait_until_idle(Adapter *, u32 seconds);
 void complete(Adapter *, PSTORAGE_REQUEST_BLOCK);
+/* While the queue is paused, requests wait. Afterwards, all processors start theirs. */
+void pause_queue(Adapter *, int paused);
+/* Ends a request that the driver will not complete, because it was stopped or removed. */
+void end_by_port(Adapter *, Request *, u8 status);
 
 #endif

@@ -111,28 +111,34 @@ VOID StorPortStallExecution(ULONG time)
 BOOLEAN StorPortBusy(PVOID extension, ULONG requests)
 {
     Adapter *adapter = adapter_of(extension);
-    u32 outstanding = adapter->queue.outstanding;
-    adapter->calls.busy_calls++;
-    adapter->queue.busy_until = requests < outstanding ? requests : outstanding;
+    Queue *queue = &adapter->queue;
+    COUNT(adapter->calls.busy_calls);
+    spin_lock(&queue->lock);
+    queue->busy_until = requests < queue->outstanding ? requests : queue->outstanding;
+    spin_unlock(&queue->lock);
     return TRUE;
 }
 
 BOOLEAN StorPortPause(PVOID extension, ULONG seconds)
 {
     Adapter *adapter = adapter_of(extension);
-    adapter->calls.pauses++;
-    adapter->queue.paused = TRUE;
+    COUNT(adapter->calls.pauses);
     if (seconds > MAX_PAUSE_SECONDS)
         seconds = MAX_PAUSE_SECONDS;
+    spin_lock(&adapter->queue.lock);
+    adapter->queue.paused = TRUE;
     adapter->queue.paused_until = microseconds() + seconds * 1000000;
+    spin_unlock(&adapter->queue.lock);
     return TRUE;
 }
 
 BOOLEAN StorPortResume(PVOID extension)
 {
     Adapter *adapter = adapter_of(extension);
-    adapter->calls.resumes++;
+    COUNT(adapter->calls.resumes);
+    spin_lock(&adapter->queue.lock);
     adapter->queue.paused = FALSE;
+    spin_unlock(&adapter->queue.lock);
     return TRUE;
 }
 
@@ -145,9 +151,9 @@ BOOLEAN StorPortSetDeviceQueueDepth(PVOID extension, UCHAR, UCHAR, UCHAR, ULONG 
 BOOLEAN StorPortSynchronizeAccess(PVOID extension, STOR_SYNCHRONIZED_ACCESS *routine, PVOID context)
 {
     Adapter *adapter = adapter_of(extension);
-    lock(adapter, &adapter->interrupt_lock);
+    lock_interrupts(adapter);
     BOOLEAN result = routine(extension, context);
-    unlock(adapter, &adapter->interrupt_lock);
+    unlock_interrupts(adapter);
     return result;
 }
 
@@ -159,8 +165,8 @@ VOID StorPortNotification(SCSI_NOTIFICATION_TYPE type, PVOID extension, ...)
     if (type == RequestComplete)
         complete(adapter, va_arg(list, PSTORAGE_REQUEST_BLOCK));
     else if (type == BusChangeDetected)
-        adapter->calls.bus_changes++;
+        COUNT(adapter->calls.bus_changes);
     else
-        adapter->calls.unsupported++;
+        COUNT(adapter->calls.unsupported);
     va_end(list);
 }

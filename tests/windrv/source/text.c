@@ -95,6 +95,21 @@ static void put_argument(Text *text, Conversion how, va_list *list)
     }
 }
 
+static int line;
+static u32 depth;
+
+void print_begin(void)
+{
+    spin_lock(&line);
+    depth++;
+}
+
+void print_end(void)
+{
+    if (!--depth)
+        spin_unlock(&line);
+}
+
 void print_list(const char *format, va_list list)
 {
     Text text = {.length = 0};
@@ -109,8 +124,10 @@ void print_list(const char *format, va_list list)
             break;
         put_argument(&text, how, &list);
     }
+    print_begin();
     for (int i = 0; i < text.length; i++)
         send(text.bytes[i]);
+    print_end();
 }
 
 void print(const char *format, ...)
@@ -128,8 +145,10 @@ void windrv_debug(int level, const char *format, ...)
         return;
     va_list list;
     va_start(list, format);
+    print_begin();
     print("# driver: ");
     print_list(format, list);
     print("\n");
+    print_end();
     va_end(list);
 }

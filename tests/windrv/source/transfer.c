@@ -68,12 +68,12 @@ static u32 generation_new(u64 block, u32 blocks)
     static u32 last;
     if (block >= disk.region)
         return FINAL;
-    last++;
+    u32 generation = COUNT(last) + 1;
     for (u32 i = 0; i < blocks; i++) {
-        disk.generation[block + i] = last;
+        disk.generation[block + i] = generation;
         disk.zeroed[block + i] = 0;
     }
-    return last;
+    return generation;
 }
 
 void transfer(Request *request, Transfer it)
@@ -111,7 +111,7 @@ static int is_attention(const Request *request)
 static int sent_again(Request *request)
 {
     if (is_attention(request))
-        disk.attentions++;
+        COUNT(disk.attentions);
     else if (request->status == SRB_STATUS_BUS_RESET && disk.resetting)
         disk.resetting = 0;
     else
@@ -129,14 +129,16 @@ int judge(Request *request)
 {
     if (sent_again(request))
         return 0;
-    io.done++;
-    io.twice += request->completions != 1;
+    COUNT(io.done);
+    if (request->completions != 1)
+        COUNT(io.twice);
     if (request->status != SRB_STATUS_SUCCESS) {
-        io.failed++;
+        COUNT(io.failed);
         io.last_status = request->srb->SrbStatus;
         io.last_sense = sense_of(request);
     } else {
-        io.short_ones += request->srb->DataTransferLength != request->length;
+        if (request->srb->DataTransferLength != request->length)
+            COUNT(io.short_ones);
         if (!request->write)
             verify(request);
     }

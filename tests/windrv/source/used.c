@@ -2,23 +2,52 @@
  * read or write fills the whole buffer: data, and status or response (VIRTIO 1.3, 2.7.8). */
 #include "disk.h"
 
-enum { MAX_OFFERED = 4096 };
+enum { MAX_RINGS = 40, MAX_OFFERED = 1024 };
 
-/* Chains in the rings. The driver's number or pointer (`opaque`) identifies a chain in its queue.
- */
-static struct Offered {
-    void *queue, *opaque;
+/* A chain in a ring. The driver's number or pointer (`opaque`) identifies it. */
+typedef struct {
+    void *opaque;
     u32 writable;
     u64 address; /* of the first writable piece */
-} offered[MAX_OFFERED];
-static u32 count;
+} Offered;
 
-static struct Offered *find(void *queue, void *opaque)
+/* The driver's lock of a ring protects it here, too: `inside` shows whether the driver has one. */
+static struct Ring {
+    void *queue;
+    int inside;
+    u32 count;
+    Offered offered[MAX_OFFERED];
+} rings[MAX_RINGS];
+
+static struct Ring *ring_of(void *queue)
 {
-    for (u32 i = 0; i < count; i++)
-        if (offered[i].queue == queue && offered[i].opaque == opaque)
-            return &offered[i];
+    for (u32 i = 0; i < MAX_RINGS; i++)
+        if (rings[i].queue == queue)
+            return &rings[i];
     return NULL;
+}
+
+static Offered *find(struct Ring *ring, void *opaque)
+{
+    for (u32 i = 0; i < ring->count; i++)
+        if (ring->offered[i].opaque == opaque)
+            return &ring->offered[i];
+    return NULL;
+}
+
+/* Called by driver/ring.c before and after each call of the library. */
+void used_enter(void *queue)
+{
+    struct Ring *ring = ring_of(queue);
+    if (ring && __atomic_exchange_n(&ring->inside, 1, __ATOMIC_ACQUIRE))
+        COUNT(wrong.collisions);
+}
+
+void used_leave(void *queue)
+{
+    struct Ring *ring = ring_of(queue);
+    if (ring)
+        __atomic_store_n(&ring->inside, 0, __ATOMIC_RELEASE);
 }
 
 /* QEMU reports a write's length as if it were a read: `used=any` accepts that. */
@@ -59,19 +88,26 @@ void used_sent(u32 number, u64 address, u32 length)
         watch(number, (const u8 *)address, length);
 }
 
+/* Before a driver starts, or after its queues are gone. */
 void used_forget(void)
 {
-    count = 0;
+    for (u32 i = 0; i < MAX_RINGS; i++) {
+        rings[i].queue = NULL;
+        rings[i].count = 0;
+    }
 }
 
 /* Called by driver/ring.c for a new ring. The device's reset has discarded the old chains. */
 void used_renewed(void *queue)
 {
-    for (u32 i = 0; i < count;)
-        if (offered[i].queue == queue)
-            offered[i] = offered[--count];
-        else
-            i++;
+    struct Ring *ring = ring_of(queue);
+    if (!ring && !(ring = ring_of(NULL))) {
+        print("fail used: there are more than %u rings\n", MAX_RINGS);
+        machine_end();
+    }
+    ring->queue = queue;
+    ring->inside = 0;
+    ring->count = 0;
 }
 
 u32 used_wrong_lengths(void)
@@ -84,7 +120,7 @@ u32 used_wrong_lengths(void)
 /* Called by driver/ring.c. */
 void used_beyond(void)
 {
-    wrong.used_indices++;
+    COUNT(wrong.used_indices);
 }
 
 u32 used_wrong_indices(void)
@@ -96,31 +132,36 @@ u32 used_wrong_indices(void)
 
 u32 used_pending(void)
 {
+    u32 count = 0;
+    for (u32 i = 0; i < MAX_RINGS; i++)
+        count += rings[i].queue ? rings[i].count : 0;
     return count;
 }
 
 /* Called by driver/ring.c. After a reset the same chain may be offered again. */
 void used_offered(void *queue, void *opaque, u32 writable, u64 address)
 {
-    struct Offered *chain = find(queue, opaque);
-    if (!chain && count == MAX_OFFERED) {
-        print("fail used: more than %u chains are in the rings\n", MAX_OFFERED);
+    struct Ring *ring = ring_of(queue);
+    Offered *chain = ring ? find(ring, opaque) : NULL;
+    if (!ring || (!chain && ring->count == MAX_OFFERED)) {
+        print("fail used: a ring has more than %u chains or is unknown\n", MAX_OFFERED);
         machine_end();
     }
     if (!chain)
-        chain = &offered[count++];
-    *chain = (struct Offered){queue, opaque, writable, address};
+        chain = &ring->offered[ring->count++];
+    *chain = (Offered){opaque, writable, address};
 }
 
 /* Called by driver/ring.c. The answers of other commands may be shorter: see `io_clear`. */
 void used_returned(void *queue, void *opaque, u32 length, u32 number)
 {
-    struct Offered *chain = find(queue, opaque);
+    struct Ring *ring = ring_of(queue);
+    Offered *chain = ring ? find(ring, opaque) : NULL;
     if (!chain)
         return;
     if (is_wrong(length, chain->writable))
-        wrong.used_lengths++;
+        COUNT(wrong.used_lengths);
     if (watch && chain->writable && length <= chain->writable)
         watch(number, (const u8 *)chain->address, length);
-    *chain = offered[--count];
+    *chain = ring->offered[--ring->count];
 }
