@@ -3,6 +3,7 @@
 pub mod exec;
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::mem::forget;
 use std::os::unix::net::UnixStream;
@@ -151,6 +152,57 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
     }
 }
 
+/// USB devices of the host, one per line, with the machine's name of those that are attached.
+pub fn usb() -> anyhow::Result<String> {
+    let listed: Value = serde_json::from_slice(&Pod::find()?.ask(&Question::Usb)?)?;
+    Ok(usb_table(&listed))
+}
+
+fn usb_table(listed: &Value) -> String {
+    let rows = |key: &str| listed[key].as_array().cloned().unwrap_or_default();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (found, configured) = (rows("host"), rows("configured"));
+    let mut text = String::new();
+    for it in &found {
+        let at = [&it["bus"], &it["address"]];
+        let of = configured.iter().find(|entry| [&entry["at"][0], &entry["at"][1]] == at);
+        let number = |key: &str| it[key].as_u64().unwrap_or_default();
+        writeln!(
+            text,
+            "{:<12} vendorid={:#06x},productid={:#06x}  hostbus={},hostport={}  {}",
+            of.map_or_else(|| "-".to_owned(), |entry| word(&entry["name"])),
+            number("vendor"),
+            number("product"),
+            number("bus"),
+            word(&it["port"]),
+            word(&it["name"]),
+        )
+        .expect("a string takes all");
+    }
+    for entry in configured.iter().filter(|entry| entry["at"].is_null()) {
+        let reason = entry["error"].as_str().unwrap_or("not plugged in");
+        writeln!(text, "{:<12} {}  {reason}", "-", word(&entry["device"]))
+            .expect("a string takes all");
+    }
+    text
+}
+
+/// Returns the machine's name of the device, or says that it is not plugged in.
+pub fn attach_usb(device: &str) -> anyhow::Result<String> {
+    let device = device.to_owned();
+    let answer: Value =
+        serde_json::from_slice(&Pod::find()?.ask(&Question::AttachUsb { device })?)?;
+    Ok(match answer["name"].as_str() {
+        Some(name) => format!("{name}\n"),
+        None => "attached when it is plugged in\n".to_owned(),
+    })
+}
+
+pub fn detach_usb(device: &str) -> anyhow::Result<()> {
+    let device = device.to_owned();
+    Pod::find()?.ask(&Question::DetachUsb { device }).map(|_| ())
+}
+
 /// Connects to the control socket of the pod's machine.
 fn machine() -> anyhow::Result<Client> {
     let runtime_folder =
@@ -263,6 +315,26 @@ fn password_of(runtime_folder: Option<&RuntimeFolder>) -> anyhow::Result<String>
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn usb_devices_are_listed_with_their_names_in_the_machine() {
+        let device = |address: u8, port: &str| {
+            serde_json::json!({ "bus": 1, "address": address, "port": port, "vendor": 0x403,
+                "product": 0x6001, "name": "FTDI Serial", "speed": "12" })
+        };
+        let attached = serde_json::json!({ "device": "vendorid=0x0403", "name": "usb-host",
+            "at": [1, 7], "error": null });
+        let absent = serde_json::json!({ "device": "hostbus=2,hostport=1", "name": null,
+            "at": null, "error": null });
+        let listed = serde_json::json!({ "host": [device(7, "1.4"), device(8, "2")],
+            "configured": [attached, absent] });
+        assert_eq!(
+            usb_table(&listed),
+            "usb-host     vendorid=0x0403,productid=0x6001  hostbus=1,hostport=1.4  FTDI Serial\n\
+             -            vendorid=0x0403,productid=0x6001  hostbus=1,hostport=2  FTDI Serial\n\
+             -            hostbus=2,hostport=1  not plugged in\n"
+        );
+    }
 
     #[test]
     fn the_state_is_shown_in_lines() {

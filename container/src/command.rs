@@ -122,6 +122,15 @@ const COMMANDS: &[Command] = &[
         run: take_picture,
     },
     Command {
+        name: "usb",
+        usage: "[attach|detach DEVICE]",
+        help: "Lists the USB devices of the host, and those that the machine has. `attach` passes \
+               one through to the machine, now and whenever it is plugged in; `detach` ends that. \
+               DEVICE is vendorid=0x0403,productid=0x6001 or hostbus=1,hostport=1.4, or for \
+               `detach` its name in the list.",
+        run: usb,
+    },
+    Command {
         name: "password",
         usage: "",
         help: "Prints the password of the screen, and in further lines the one for VNC viewers, \
@@ -366,6 +375,18 @@ fn take_picture(words: &[String]) -> anyhow::Result<u8> {
 fn show_password(words: &[String]) -> anyhow::Result<u8> {
     alone("password", words)?;
     print(&ask::password()?)
+}
+
+fn usb(words: &[String]) -> anyhow::Result<u8> {
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] | ["list"] => print(&ask::usb()?),
+        ["attach", device] => print(&ask::attach_usb(device)?),
+        ["detach", device] => {
+            ask::detach_usb(device)?;
+            Ok(0)
+        }
+        _ => Err(usage("usb takes nothing, or attach DEVICE, or detach DEVICE")),
+    }
 }
 
 fn alone(verb: &str, words: &[String]) -> anyhow::Result<()> {

@@ -23,6 +23,9 @@ const RESOLV: &str = "/etc/resolv.conf";
 /// Readable folders: the host's state, the control group, the resolvers and the time zones.
 const READ: [&str; 4] = ["/proc", "/sys/fs/cgroup", "/etc", "/usr/share/zoneinfo"];
 
+/// The folder of the host's USB devices, which the container may have.
+pub const USB_NODES: &str = "/dev/bus/usb";
+
 static FILES: OnceLock<FileAccess> = OnceLock::new();
 
 /// Sets the folders that belong to the pod. Threads that start later can reach no others.
@@ -45,6 +48,18 @@ pub fn serve() {
 pub fn serve_volume() {
     if let Some(files) = FILES.get() {
         enter_or_exit(|| files.enter(Capabilities::DAC_OVERRIDE, &[]));
+    }
+}
+
+/// Jails the thread that opens USB devices of the host.
+pub fn open_usb() {
+    if FILES.get().is_some() {
+        let files = FileAccess {
+            read: ["/sys/bus/usb/devices", "/sys/devices"].map(PathBuf::from).into(),
+            written: vec![USB_NODES.into()],
+            ..FileAccess::default()
+        };
+        enter_or_exit(|| files.enter(Capabilities::empty(), &[]));
     }
 }
 

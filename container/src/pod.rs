@@ -24,6 +24,7 @@ mod smm;
 pub mod stop;
 mod thread;
 mod tpm;
+pub mod usb;
 pub mod volume;
 
 use std::fs;
@@ -164,6 +165,8 @@ async fn run_to_end(
     let own: Vec<_> = [Some(runtime_folder.path()), storage].into_iter().flatten().collect();
     let settings = &plan.input.settings;
     jail::build(&[&own[..], &Monitors::folders(settings)].concat());
+    let devices = settings.machine.arguments.as_ref().map(|it| &it.usb[..]).unwrap_or_default();
+    usb::start(runtime_folder.control(), devices)?;
     let monitors = Monitors::new(runtime_folder.control(), plan.name(), &own);
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let guest = Arc::<OnceLock<GuestAddress>>::default();

@@ -17,6 +17,7 @@ mod keys;
 pub mod protocol;
 mod screendump;
 
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -72,6 +73,8 @@ pub struct Monitors {
     folders: Vec<PathBuf>,
     /// A client has switched the machine off.
     quits: AtomicBool,
+    /// USB devices that `device_add` attached: QEMU's name, and the words of `usb-host`.
+    usb: std::sync::Mutex<BTreeMap<String, String>>,
 }
 
 impl Monitors {
@@ -85,6 +88,7 @@ impl Monitors {
             picture: Arc::default(),
             folders: own.chain(FOLDERS.map(PathBuf::from)).collect(),
             quits: AtomicBool::new(false),
+            usb: std::sync::Mutex::default(),
         })
     }
 

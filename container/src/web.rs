@@ -363,7 +363,7 @@ pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
         .route("/api/v1/power", post(api::power))
         .route("/api/v1/type", post(api::type_text))
         .route("/api/v1/media", post(api::media))
-        .route("/api/v1/usb", post(api::usb))
+        .route("/api/v1/usb", get(api::usb_devices).post(api::usb))
         .with_state(web.clone());
     let (health, open) = (health(web), open_to_all(web));
     desktop::add(ExtraRoutes { health, open, inside, ..ExtraRoutes::default() }, web)

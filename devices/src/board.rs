@@ -70,12 +70,23 @@ impl Board {
     /// Only USB devices can be unplugged: no other device refers to their seats.
     pub fn unplug(&mut self, name: &str) -> anyhow::Result<()> {
         self.shared.usb.unplug(name)?;
+        self.vacate(name);
+        Ok(())
+    }
+
+    /// Removes devices of the host that were unplugged there, and returns their names.
+    pub fn remove_retired(&mut self) -> Vec<String> {
+        let retired = self.shared.usb.take_retired();
+        retired.iter().for_each(|name| self.vacate(name));
+        retired
+    }
+
+    fn vacate(&mut self, name: &str) {
         if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
             let gone = self.seats.remove(at);
             let device = gone.seat.device.lock().map(|mut seat| mem::replace(&mut *seat, vacant()));
             drop(device);
         }
-        Ok(())
     }
 
     /// Returns a free name for a device: `serial`, or `serial.2` for the second one.

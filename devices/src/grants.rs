@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -59,6 +60,11 @@ pub trait Build: Serialize + DeserializeOwned {
     /// Returns false if the device has no file or cannot be plugged in.
     fn expect_file(&mut self, _file: FileId) -> bool {
         false
+    }
+
+    /// Makes the device use this open file, which a client of the control socket passed.
+    fn take_file(&mut self, _file: OwnedFd) -> anyhow::Result<()> {
+        anyhow::bail!("only `usb-host` takes an open file")
     }
 
     /// Removes every effect on the host, for `vmm inspect`: building the device then truncates no
@@ -120,6 +126,8 @@ pub enum Event {
     PowerOff,
     /// Stop the processors: a device waits for the host, for example for disk space.
     StopProcessors,
+    /// A USB device was unplugged at the host (see `Ports::take_retired`).
+    UsbGone,
     /// The wait is over. Each `StopProcessors` is followed by one of these.
     ResumeProcessors,
 }

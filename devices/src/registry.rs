@@ -1,5 +1,6 @@
 //! The list of devices. To add a device, add its file and a line here.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::ensure;
@@ -67,6 +68,11 @@ macro_rules! registry {
                 Ok(())
             }
 
+            /// See `Build::take_file`.
+            pub fn take_file(&mut self, file: OwnedFd) -> anyhow::Result<()> {
+                match self { $(Self::$kind(config) => config.take_file(file)),* }
+            }
+
             /// See `Build::detach_host_side`.
             pub fn detach_host_side(&mut self) {
                 match self { $(Self::$kind(config) => config.detach_host_side()),* }
@@ -92,6 +98,7 @@ registry! {
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
     "tpm" Tpm: crate::platform::tpm::Config,
+    "usb-host" UsbHost: crate::usb::passthrough::Config,
     "usb-keyboard" UsbKeyboard: crate::usb::hid::keyboard::Config,
     "usb-storage" UsbStorage: crate::usb::storage::Config,
     "usb-tablet" UsbTablet: crate::usb::hid::tablet::Config,
@@ -156,7 +163,7 @@ mod test {
         assert_eq!(of(|it| it.image().is_some()), disks);
         assert_eq!(of(|it| it.network().is_some()), ["e1000e", "virtio-net"]);
         assert_eq!(of(|it| it.stream().is_some()), ["debugcon", "serial", "virtio-serial"]);
-        assert_eq!(of(|it| it.is_usb()), ["usb-keyboard", "usb-storage", "usb-tablet"]);
+        assert_eq!(of(|it| it.is_usb()), ["usb-host", "usb-keyboard", "usb-storage", "usb-tablet"]);
         let file = FileId { device: 7, inode: 12 };
         assert_eq!(of(|it| it.expect_file(file).is_ok()), ["usb-storage"]);
         let error = device("nvme").expect_file(file).unwrap_err();
@@ -179,6 +186,7 @@ mod test {
             "nvme",
             "serial",
             "tpm",
+            "usb-host",
             "usb-storage",
             "virtio-blk",
             "virtio-net",

@@ -7,6 +7,7 @@ pub mod e1000e;
 pub mod hda;
 pub mod hostile;
 pub mod image;
+pub mod usb_host;
 pub(crate) mod vhost;
 pub mod xhci;
 

@@ -1,14 +1,16 @@
 //! USB: the interface between devices and their controller, and the ports of a machine.
 //!
 //! A USB device implements [`Function`] and has [`Descriptors`]. The controller gives it at most
-//! one transfer per endpoint at a time, and reaps completed transfers when the function's event is
-//! readable. An endpoint without data keeps its transfer, where a real one would send NAK. The
-//! parts that all devices share (addresses, configurations, halted endpoints, descriptors) are in
-//! `device.rs`, and functions do not see them.
+//! one transfer per endpoint at a time, or many of an isochronous one, and reaps completed ones
+//! when the function's event is readable. An endpoint without data keeps its transfer, where a
+//! real one would send NAK. The parts that all of our devices share (addresses, configurations,
+//! halted endpoints, descriptors) are in `device.rs`, and functions do not see them; a device of
+//! the host has its own.
 
 mod descriptors;
 mod device;
 pub mod hid;
+pub mod passthrough;
 mod ports;
 pub mod storage;
 pub mod xhci;
@@ -70,6 +72,18 @@ impl Setup {
     }
 }
 
+/// The endpoint address of control transfers, in both directions.
+pub const CONTROL: u8 = 0x80;
+
+/// The state of a control request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// The request is repeated, with the same arguments, when `reap` has returned the end of a
+    /// transfer of [`CONTROL`].
+    Pending,
+}
+
 /// The device does not support a request, or cannot do it: the request or the endpoint stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall;
@@ -84,6 +98,8 @@ pub struct Transfer {
     pub pieces: Vec<Piece>,
     /// The sum of the lengths of the pieces.
     pub length: u32,
+    /// The data of one interval of an isochronous endpoint, which may have many transfers.
+    pub is_isochronous: bool,
 }
 
 impl Transfer {
@@ -129,7 +145,7 @@ pub enum Change {
     Alternate(u8, u8),
     /// CLEAR_FEATURE of ENDPOINT_HALT: the endpoint starts afresh. It need not be halted.
     Clear(u8),
-    /// Cancels the transfer of this endpoint. If it is complete, `reap` returns it as usual.
+    /// Cancels the transfers of this endpoint. If one is complete, `reap` returns it as usual.
     /// Otherwise the function forgets it, and does not touch its guest memory after this.
     Cancel(u8),
 }
@@ -140,9 +156,10 @@ pub trait Function: Send {
     /// Handles a request to the control endpoint that `device.rs` does not answer: class and vendor
     /// requests, and other descriptors. If data goes from the device, it is put into `data`, which
     /// the controller cuts to `setup.length`. Otherwise `data` has the bytes from the guest.
-    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall>;
+    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<Progress, Stall>;
     fn change(&mut self, change: Change);
-    /// Begins a transfer, the only one of its endpoint. `reap` returns it, at once or later.
+    /// Begins a transfer, the only one of its endpoint. `reap` returns it, at once or later. Those
+    /// of an isochronous endpoint are returned in their order, and begin with the next `reap`.
     fn begin(&mut self, transfer: Transfer);
     /// Appends the completed transfers without waiting, and makes the event unreadable until there
     /// are more. Is also called when nothing has completed.

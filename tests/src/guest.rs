@@ -254,6 +254,11 @@ impl Running {
         self.child.id()
     }
 
+    /// The control socket.
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
     pub fn stderr(&self) -> String {
         let text = fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default();
         format!("{:?} wrote to standard error: {}", self.machine, text.trim_end())

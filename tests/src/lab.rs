@@ -49,8 +49,22 @@ impl Lab {
             return Ok(None);
         };
         crate::say!("the lab is needed, because this host's KVM {why}");
+        self.enter_amd(&[])
+    }
+
+    /// Runs the tests in a lab with USB devices, which no other host of tests has.
+    pub fn enter_with_usb(&self) -> anyhow::Result<Option<ExitCode>> {
+        if inside() {
+            return Ok(None);
+        }
+        build()?;
+        self.enter_amd(&["-u"])
+    }
+
+    fn enter_amd(&self, options: &[&str]) -> anyhow::Result<Option<ExitCode>> {
         runs_on(ON_AMD);
         let mut lab = self.command()?;
+        lab.args(options);
         for (name, path) in assets(self.assets)? {
             lab.arg("-e").arg(format!("{name}={}", path.display()));
         }

@@ -71,6 +71,11 @@ impl Suite {
         self.start(Lab::enter)
     }
 
+    /// Like `main`, always in a lab with USB devices.
+    pub fn main_with_usb(self) -> ExitCode {
+        self.start(Lab::enter_with_usb)
+    }
+
     /// Like `main`, but `prepare` runs first, on the host that the lab is on, when the programs are
     /// built.
     pub fn main_after(self, prepare: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {

@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 
 use crate::config::{Config, OPTIONS};
+use crate::control::host_usb::{self, HostUsb};
 use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Targets;
 use crate::machine::inspect;
@@ -66,6 +68,15 @@ const VERBS: &[Verb] = &[
         usage: "--control PATH COMMAND",
         help: "Controls a running machine. `vmm help ctl` lists the commands.",
         run: control,
+    },
+    Verb {
+        name: "usb",
+        usage: "[--control PATH KEY=VALUE[,KEY=VALUE...]...]",
+        help: "Lists the USB devices of this host. With --control, attaches devices to a running \
+               machine, and again whenever they are plugged in, until it is stopped; then it \
+               unplugs them. They are written as for `usb-host`, as in \
+               vendorid=0x0403,productid=0x6001 or hostbus=1,hostport=1.4.",
+        run: usb,
     },
     Verb {
         name: "help",
@@ -186,8 +197,36 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
         return screenshot(&path, &words[1..]);
     }
     let command = Command::read(&words).map_err(|error| usage(format!("{error:#}")))?;
-    let answer = Client::connect(Path::new(&path))?.ask(&command)?;
+    let file = host_device(&command)?;
+    let mut client = Client::connect(Path::new(&path))?;
+    let answer = client.ask_with(&command, file.as_ref().map(AsFd::as_fd))?;
     print(&format!("{answer:#}\n"))
+}
+
+/// Opens the USB device of this host that the command attaches. The machine could not in its jail.
+fn host_device(command: &Command) -> anyhow::Result<Option<File>> {
+    let Command::Attach { device, .. } = command else { return Ok(None) };
+    let Some(filter) = host_usb::filter(device).map_err(|error| usage(format!("{error:#}")))?
+    else {
+        return Ok(None);
+    };
+    Ok(Some(filter.open()?.1))
+}
+
+fn usb(mut words: Vec<String>) -> anyhow::Result<u8> {
+    let control = value(&mut words, "--control")?;
+    let Some(control) = control.filter(|_| !words.is_empty()) else {
+        if let Some(word) = words.first() {
+            return Err(usage(format!("usb needs --control PATH before {word}")));
+        }
+        return print(&host_usb::show(&host::usb::list()?));
+    };
+    let mut devices = HostUsb::new(PathBuf::from(control));
+    for word in &words {
+        devices.add(word).map_err(|error| usage(format!("{error:#}")))?;
+    }
+    devices.run()?;
+    Ok(0)
 }
 
 /// The client writes the file, because the machine may not create files: it sends only the picture.

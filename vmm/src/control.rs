@@ -3,11 +3,15 @@
 //!
 //! The answer to `{"command": "status"}` is `{"ok": {...}}` or `{"error": "..."}`. An argument is a
 //! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is
-//! followed by the bytes of the picture; `bytes` in the answer is their number. The socket file is
-//! accessible only to the user that runs the machine.
+//! followed by the bytes of the picture; `bytes` in the answer is their number. An open file may be
+//! passed with `attach` (`file.rs`). The socket file is accessible only to the user that runs the
+//! machine.
+
+mod file;
+pub mod host_usb;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
@@ -128,7 +132,9 @@ commands! {
     /// Plug in a USB device, written like the value of `--device`, as in
     /// usb-storage,path=win11.iso. The answer holds its name. Paths are absolute, or relative to
     /// the folder in which the machine was started. With `only`, the file is opened only if it has
-    /// these numbers (`stat -c %d:%i FILE`).
+    /// these numbers (`stat -c %d:%i FILE`). A device of this host, as in
+    /// usb-host,vendorid=0x0403,productid=0x6001, is opened by `vmm ctl` and passed on; it does not
+    /// come back when it was unplugged at the host, as it does with `vmm usb`.
     "attach" "KIND[,KEY=VALUE...] [only DEV:INODE]" Attach { device: String; only: FileId },
     /// Unplug the USB device with this name (see `status`), even if the guest uses it.
     "detach" "NAME" Detach { name: String; },
@@ -210,6 +216,8 @@ impl Command {
 
 pub struct Request {
     pub command: Command,
+    /// The open file that the client passed with the command.
+    pub file: Option<OwnedFd>,
     back: Sender<Answer>,
     unwritten: Arc<Unwritten>,
 }
@@ -260,13 +268,13 @@ pub type Submit = Arc<dyn Fn(Request) -> bool + Send + Sync>;
 impl Request {
     /// A command whose sender ignores the answer.
     pub fn unanswered(command: Command) -> Self {
-        Self { command, back: mpsc::channel().0, unwritten: Arc::default() }
+        Self { command, file: None, back: mpsc::channel().0, unwritten: Arc::default() }
     }
 
     /// Sends a command from within this process, and waits for its answer.
     pub fn ask(command: Command, send: impl FnOnce(Self) -> bool) -> anyhow::Result<Value> {
         let (back, answers) = mpsc::channel();
-        let request = Self { command, back, unwritten: Arc::default() };
+        let request = Self { command, file: None, back, unwritten: Arc::default() };
         ensure!(send(request), "the machine is off");
         let answer = answers.recv_timeout(INTERNAL_TIMEOUT);
         let mut answer = answer.context("the machine does not answer")?;
@@ -385,7 +393,7 @@ fn serve(
     client.set_nonblocking(false)?;
     client.set_read_timeout(Some(Duration::from_secs(60)))?;
     client.set_write_timeout(Some(Duration::from_secs(10)))?;
-    let mut lines = BufReader::new(client);
+    let mut lines = BufReader::new(file::Incoming::new(client));
     loop {
         let mut line = String::new();
         if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line)? == 0 {
@@ -394,8 +402,8 @@ fn serve(
         let answer = match serde_json::from_str(&line) {
             Ok(command) => {
                 let (back, coming) = mpsc::channel();
-                let unwritten = unwritten.clone();
-                let taken = submit(Request { command, back, unwritten });
+                let (file, unwritten) = (lines.get_mut().take_file(), unwritten.clone());
+                let taken = submit(Request { command, file, back, unwritten });
                 ensure!(taken, "the machine is gone");
                 coming.recv().context("the machine is gone")?
             }
@@ -481,10 +489,24 @@ impl Client {
     }
 
     pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
+        self.ask_with(command, None)
+    }
+
+    /// Passes an open file with the command.
+    pub fn ask_with(
+        &mut self,
+        command: &Command,
+        file: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<Value> {
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
         stream.end = stream.timeout.map(|time| Instant::now() + time);
-        stream.write_all(question.as_bytes()).context("the machine is gone")?;
+        let mut question = question.as_bytes();
+        if let Some(file) = file {
+            let sent = file::send(&stream.stream, question, file).context("the machine is gone")?;
+            question = question.get(sent..).unwrap_or_default();
+        }
+        stream.write_all(question).context("the machine is gone")?;
         let mut line = Vec::new();
         let mut stream = (&mut self.stream).take(MAX_ANSWER_BYTES);
         stream.read_until(b'\n', &mut line).context("the machine is gone")?;

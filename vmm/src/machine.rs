@@ -405,6 +405,13 @@ impl Machine {
         self.board.unplug(name)
     }
 
+    /// Removes USB devices that were unplugged at the host.
+    pub fn remove_retired(&mut self) {
+        for name in self.board.remove_retired() {
+            tracing::info!("{name} was unplugged at the host");
+        }
+    }
+
     /// The names of the USB devices.
     pub fn usb(&self) -> Vec<String> {
         self.board.shared.usb.names()

@@ -1,8 +1,9 @@
 //! Hot-plugs USB devices, and inserts and ejects media, while the machine runs.
 //!
 //! Files are opened by their paths inside the jail, which allows the folders of the machine's own
-//! files.
+//! files. A USB device of the host is opened by the client of the control socket, which passes it.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -12,13 +13,21 @@ use serde_json::{Value, json};
 use crate::config::Config;
 use crate::machine::Machine;
 
-/// `words` are written like the value of `--device`.
-pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyhow::Result<Value> {
+/// `words` are written like the value of `--device`. `open` is a file that the client passed.
+pub fn attach(
+    machine: &mut Machine,
+    words: &str,
+    only: Option<FileId>,
+    open: Option<OwnedFd>,
+) -> anyhow::Result<Value> {
     let mut config = Config::default();
     config.set("device", words).context("attach")?;
     let mut device = config.device.pop().context("no device")?;
     if let Some(file) = only {
         device.expect_file(file)?;
+    }
+    if let Some(file) = open {
+        device.take_file(file)?;
     }
     let name = machine.attach(device)?;
     tracing::info!("{name} is plugged in");

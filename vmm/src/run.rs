@@ -251,6 +251,7 @@ impl MainLoop {
                 }
                 self.resume_if_allowed();
             }
+            Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
             Notice::Control(request) => return Ok(self.control(request)),
@@ -337,8 +338,9 @@ impl MainLoop {
         None
     }
 
-    fn control(&mut self, request: Request) -> Option<u8> {
+    fn control(&mut self, mut request: Request) -> Option<u8> {
         let mut status = None;
+        let file = request.file.take();
         let answer = match &request.command {
             Command::Status => Ok(self.status()),
             Command::Pause => {
@@ -364,8 +366,10 @@ impl MainLoop {
             Command::Grow { name, size } => self.grow(name, *size),
             Command::Vmgenid { id } => self.renew(id.as_deref()),
             Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
-            Command::Attach { device, only } => plug::attach(&mut self.machine, device, *only)
-                .map_err(|error| self.jail.explain(error)),
+            Command::Attach { device, only } => {
+                plug::attach(&mut self.machine, device, *only, file)
+                    .map_err(|error| self.jail.explain(error))
+            }
             Command::Detach { name } => plug::detach(&mut self.machine, name),
             Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
             Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)

@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
-use super::stop;
+use super::{stop, usb};
 use crate::agent::AgentError;
 use crate::status::{Failure, Status};
 use crate::story::Line;
@@ -64,6 +64,17 @@ pub enum Question {
         /// Standard input in base64.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<String>,
+    },
+    /// USB devices of the host, and those that are configured.
+    Usb,
+    /// Passes a USB device of the host through to the machine.
+    AttachUsb {
+        /// In the words of `usb-host`.
+        device: String,
+    },
+    DetachUsb {
+        /// The words, or the machine's name of the device.
+        device: String,
     },
     /// The state of a started program, as the agent reports it.
     Outcome {
@@ -196,6 +207,9 @@ async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
             (true, words) => words.into(),
             (false, words) => return Err(Failure::new(Status::Failed, words.trim_end())),
         },
+        Question::Usb => usb::ask(usb::Request::List).await?,
+        Question::AttachUsb { device } => usb::ask(usb::Request::Attach(device)).await?,
+        Question::DetachUsb { device } => usb::ask(usb::Request::Detach(device)).await?,
         Question::Log { after, .. } => {
             let (lines, count) = web.story.lines(after);
             serde_json::to_value(LogLines { lines, count, last: false })?

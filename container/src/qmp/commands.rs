@@ -1,6 +1,8 @@
 //! The commands of QMP, carried out at the machine's control socket.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
@@ -14,7 +16,8 @@ use super::keys::{self, KeyValue};
 use super::protocol::{self, Failure};
 use super::screendump::{self, Format};
 use crate::pod::machine_client;
-use crate::settings::translate::table::USB_HOST;
+use crate::pod::usb;
+use crate::settings::translate::arguments::{MAX_USB, usb_filter};
 
 /// Commands, and whether an address that other hosts can reach answers them.
 const COMMANDS: &[(&str, bool)] = &[
@@ -57,6 +60,18 @@ impl Rights {
         }
     }
 
+    /// Whether devices of the host may be attached and detached.
+    fn check_usb(self) -> Result<(), Failure> {
+        match self {
+            Self::All => Ok(()),
+            Self::Harmless => Err(Failure::generic(
+                "devices of the host cannot be attached or detached here, because other hosts can \
+                 reach this address: listen at 127.0.0.1 or unix:PATH, set ARGUMENTS=-device \
+                 usb-host,vendorid=...,productid=..., or use `transom usb`",
+            )),
+        }
+    }
+
     fn commands(self) -> impl Iterator<Item = &'static str> {
         let all = COMMANDS.iter().filter(move |(_, open)| *open || self == Self::All);
         all.map(|(name, _)| *name)
@@ -87,6 +102,10 @@ struct Screendump {
 #[derive(Deserialize)]
 struct DeviceAdd {
     driver: String,
+    #[serde(default)]
+    id: String,
+    #[serde(flatten)]
+    options: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -127,13 +146,18 @@ impl Monitors {
                 self.screendump(filename, format).await
             }
             "device_add" => {
-                let DeviceAdd { driver } = read(arguments)?;
-                Err(no_device(&driver))
+                let DeviceAdd { driver, id, options } = read(arguments)?;
+                if driver != "usb-host" {
+                    let reason = format!("'{driver}' is not a valid device model name here");
+                    return Err(Failure::generic(reason));
+                }
+                rights.check_usb()?;
+                self.attach(id, &options).await
             }
             "device_del" => {
                 let DeviceDel { id } = read(arguments)?;
                 // Only devices that `device_add` attached can be detached.
-                Err(Failure::no_device(&id))
+                self.detach(rights, &id).await
             }
             "human-monitor-command" => {
                 let HumanMonitorCommand { command_line, .. } = read(arguments)?;
@@ -178,6 +202,33 @@ impl Monitors {
         }
     }
 
+    /// Attaches a USB device of the host.
+    async fn attach(&self, id: String, options: &Map<String, Value>) -> Result<Value, Failure> {
+        let text = |key: &str| match options.get(key)? {
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        };
+        let device = usb_filter(text)?.to_string();
+        if self.attached().contains_key(&id) || self.attached().len() >= MAX_USB {
+            return Err(Failure::generic(format!("Duplicate device ID '{id}'")));
+        }
+        usb::ask(usb::Request::Attach(device.clone())).await?;
+        self.attached().insert(id, device);
+        Ok(json!({}))
+    }
+
+    async fn detach(&self, rights: Rights, id: &str) -> Result<Value, Failure> {
+        let device = self.attached().get(id).cloned().ok_or_else(|| Failure::no_device(id))?;
+        rights.check_usb()?;
+        usb::ask(usb::Request::Detach(device)).await?;
+        self.attached().remove(id);
+        Ok(json!({}))
+    }
+
+    fn attached(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.usb.lock().expect("no task panicked")
+    }
+
     async fn press(&self, command: Command) -> Result<Value, Failure> {
         machine_client::ask(&self.control, command).await?;
         Ok(json!({}))
@@ -208,13 +259,6 @@ impl Monitors {
 
 /// The UUID that QEMU reports for a machine without one.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
-
-fn no_device(driver: &str) -> Failure {
-    match driver {
-        "usb-host" => Failure::generic(USB_HOST),
-        _ => Failure::generic(format!("'{driver}' is not a valid device model name here")),
-    }
-}
 
 /// The answer to `query-status`.
 fn run_state(status: Option<&Value>) -> Value {

@@ -9,7 +9,7 @@ use super::commands::Rights;
 use super::keys;
 use super::protocol::{self, Failure};
 use crate::pod::machine_client;
-use crate::settings::translate::options;
+use crate::settings::translate::options::{self, Options};
 
 /// The help text.
 const HELP: &str = "\
@@ -45,8 +45,10 @@ impl Monitors {
             ("sendkey", [keys, ..]) => self.send_keys(rights, keys).await,
             ("screendump", [_, ..]) => self.picture(rights, rest).await,
             ("device_add", [device, ..]) => {
-                let driver = device.split(',').next().unwrap_or_default();
-                self.act(rights, "device_add", json!({ "driver": driver })).await
+                let Options { first, rest: options } = Options::read(device);
+                let mut call = Map::from_iter([("driver".to_owned(), first.into())]);
+                call.extend(options.into_iter().map(|(key, value)| (key, value.into())));
+                self.act(rights, "device_add", call.into()).await
             }
             ("device_del", [id, ..]) => self.act(rights, "device_del", json!({ "id": id })).await,
             ("c", _) => self.act(rights, "cont", json!({})).await,
@@ -133,6 +135,7 @@ fn kind(name: &str) -> (&'static str, &'static str, &'static str) {
     match name {
         _ if name.starts_with("usb-tablet") => ("usb-tablet", "480", "QEMU USB Tablet"),
         _ if name.starts_with("usb-keyboard") => ("usb-kbd", "480", "QEMU USB Keyboard"),
+        _ if name.starts_with("usb-host") => ("usb-host", "480", "USB Host Device"),
         _ => ("usb-storage", "5000", "QEMU USB MSD"),
     }
 }

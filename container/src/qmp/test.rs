@@ -344,7 +344,25 @@ async fn an_exposed_listener_answers_only_harmless_commands() {
         "productid": 49970, "hostdevice": "/dev/bus/usb/001/004" });
     let added = peer.ask(json!({ "execute": "device_add", "arguments": arguments })).await;
     assert_eq!(added["error"]["class"], "GenericError");
-    assert!(added["error"]["desc"].as_str().unwrap().contains("remote desktop"), "{added}");
+    assert!(added["error"]["desc"].as_str().unwrap().contains("127.0.0.1 or unix:PATH"), "{added}");
+    // Where no other host can reach it, the device is looked for.
+    let mut peer = bench.qmp(Rights::All).await;
+    let mut add = async |arguments: Value| {
+        let added = peer.ask(json!({ "execute": "device_add", "arguments": arguments })).await;
+        added["error"]["desc"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(add(arguments).await, "there is no machine yet", "only in this test");
+    for (arguments, reason) in [
+        (json!({ "driver": "usb-host", "id": "a" }), "needs vendorid="),
+        (json!({ "driver": "usb-host", "vendorid": 0x1_0000 }), "write a number"),
+        (json!({ "driver": "usb-host", "hostdevice": "/dev/sda" }), "/dev/bus/usb/001/004"),
+        (json!({ "driver": "vfio-pci" }), "not a valid device model"),
+    ] {
+        let error = add(arguments).await;
+        assert!(error.contains(reason), "{error}");
+    }
+    let gone = peer.ask(json!({ "execute": "device_del", "arguments": { "id": "a" } })).await;
+    assert_eq!(gone["error"]["class"], "DeviceNotFound");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use vmm::control::{Client, Command, FileId, Force};
 
 use super::WebState;
 use super::images::{Image, Kind};
-use crate::pod::{machine_client, stop};
+use crate::pod::{machine_client, stop, usb};
 
 /// Maximum bytes of a text in one call: with escapes it must fit into a line of the control socket.
 const MAX_TEXT: usize = 8 << 10;
@@ -198,14 +198,29 @@ pub(super) enum Usb {
         #[serde(default)]
         readonly: bool,
     },
+    /// A device of the host.
+    #[serde(rename = "attach_host")]
+    AttachHost {
+        device: String,
+    },
     Detach {
         name: String,
     },
 }
 
-pub(super) async fn usb(State(web): Shared, JsonBody(usb): JsonBody<Usb>) -> Response {
-    let (path, cdrom, readonly) = match usb {
+pub(super) async fn usb_devices() -> Response {
+    answer(usb::ask(usb::Request::List).await)
+}
+
+pub(super) async fn usb(State(web): Shared, JsonBody(request): JsonBody<Usb>) -> Response {
+    let (path, cdrom, readonly) = match request {
         Usb::Attach { path, cdrom, readonly } => (path, cdrom, readonly),
+        Usb::AttachHost { device } => {
+            return answer(usb::ask(usb::Request::Attach(device)).await);
+        }
+        Usb::Detach { name } if usb::is_host_device(&name) => {
+            return answer(usb::ask(usb::Request::Detach(name)).await);
+        }
         Usb::Detach { name } => return ask(&web, Command::Detach { name }).await,
     };
     with_image(&web, &path, |image, only| {
@@ -229,10 +244,11 @@ impl WebState {
 }
 
 async fn ask(web: &WebState, command: Command) -> Response {
-    match machine_client::ask(&web.runtime_folder.control(), command).await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(error) => refusal(&error),
-    }
+    answer(machine_client::ask(&web.runtime_folder.control(), command).await)
+}
+
+fn answer(result: anyhow::Result<Value>) -> Response {
+    result.map_or_else(|error| refusal(&error), |it| Json(it).into_response())
 }
 
 fn refusal(error: &anyhow::Error) -> Response {

@@ -41,4 +41,5 @@ pub mod sound;
 pub mod stream;
 pub mod swtpm;
 pub mod testutil;
+pub mod usb;
 pub mod uuid;

@@ -62,6 +62,8 @@ pub struct Interface {
 pub struct Descriptors {
     /// The speed, which decides the port.
     pub speed: Speed,
+    /// The function answers all requests and knows its endpoints: it is a device of the host.
+    pub(super) is_transparent: bool,
     pub(super) device: Vec<u8>,
     pub(super) configuration: Vec<u8>,
     /// `None` for a device that supports only one speed.
@@ -93,11 +95,27 @@ impl Descriptors {
         let qualifier = [&[10, QUALIFIER], &device[2..8], &[0, 0]].concat();
         Self {
             speed,
+            is_transparent: false,
             device,
             configuration: configuration(speed, &interfaces),
             qualifier: (speed == Speed::High).then_some(qualifier),
             bos: (speed == Speed::Super).then(bos),
             strings: vec![identity.maker, identity.name, identity.serial],
+            interfaces,
+        }
+    }
+
+    /// The descriptors of a device of the host, which has its own.
+    pub fn of_host(speed: Speed) -> Self {
+        let (device, configuration, strings, interfaces) = Default::default();
+        Self {
+            speed,
+            is_transparent: true,
+            device,
+            configuration,
+            qualifier: None,
+            bos: None,
+            strings,
             interfaces,
         }
     }

@@ -9,7 +9,9 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::descriptors::{BOS, CONFIGURATION, DEVICE, QUALIFIER, STRING};
-use super::{Attached, Change, Fault, Setup, Speed, Stall, Transfer, TransferEnd};
+use super::{
+    Attached, CONTROL, Change, Fault, Progress, Setup, Speed, Stall, Transfer, TransferEnd,
+};
 use crate::device::Saved;
 use host::memory::Memory;
 
@@ -70,7 +72,8 @@ impl SavedState {
 pub(super) struct Device {
     attached: Arc<Attached>,
     state: State,
-    busy: BTreeSet<u8>,
+    /// The number of transfers in progress by endpoint, where there are any.
+    busy: BTreeMap<u8, usize>,
     /// Aborted transfers that were not reaped yet.
     lost: Vec<TransferEnd>,
 }
@@ -87,7 +90,7 @@ impl Device {
             Some(saved) => (saved.state, saved.function),
         };
         attached.function().run(function, memory).context(name)?;
-        Ok(Self { attached, state, busy: BTreeSet::new(), lost: Vec::new() })
+        Ok(Self { attached, state, busy: BTreeMap::new(), lost: Vec::new() })
     }
 
     /// Stops all activity. Appends completed transfers to `done`; the others must begin again.
@@ -117,36 +120,41 @@ impl Device {
 
     /// Aborts the transfers of these endpoints, because the setting that they were for has ended.
     fn abort(&mut self, which: impl Fn(u8) -> bool) {
-        let busy: Vec<u8> = self.busy.iter().copied().filter(|it| which(*it)).collect();
+        let busy: Vec<u8> = self.busy.keys().copied().filter(|it| which(*it)).collect();
         for endpoint in &busy {
             self.change(Change::Cancel(*endpoint));
         }
         let mut done = Vec::new();
         self.reap(&mut done);
-        let left = busy.into_iter().filter(|it| self.busy.remove(it)).collect::<Vec<u8>>();
-        let gone = |endpoint| TransferEnd { endpoint, result: Err(Fault::Gone) };
-        done.extend(left.into_iter().map(gone));
+        for endpoint in busy {
+            let left = self.busy.remove(&endpoint).unwrap_or(0);
+            let gone = TransferEnd { endpoint, result: Err(Fault::Gone) };
+            done.extend(std::iter::repeat_n(gone, left));
+        }
         self.lost = done;
     }
 
     /// Fails if the endpoint does not exist, is busy or is halted. The transfer has then ended.
     pub(super) fn begin(&mut self, transfer: Transfer) -> Result<(), Fault> {
         let endpoint = transfer.endpoint;
-        let known = self.attached.descriptors.has(endpoint);
-        if self.state.configuration == 0 || !known || self.busy.contains(&endpoint) {
+        let descriptors = &self.attached.descriptors;
+        let known = self.state.configuration > 0 && descriptors.has(endpoint);
+        // None of our own devices has an isochronous endpoint.
+        let known = known && !transfer.is_isochronous || descriptors.is_transparent;
+        if !known || self.busy.contains_key(&endpoint) && !transfer.is_isochronous {
             return Err(Fault::Gone);
         }
         if self.state.halted.contains(&endpoint) {
             return Err(Fault::Stall);
         }
-        self.busy.insert(endpoint);
+        *self.busy.entry(endpoint).or_default() += 1;
         self.attached.function().begin(transfer);
         Ok(())
     }
 
     /// A transfer that was complete already is appended to `done`.
     pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<TransferEnd>) {
-        if self.busy.contains(&endpoint) {
+        if self.busy.contains_key(&endpoint) {
             self.change(Change::Cancel(endpoint));
             self.reap(done);
             self.busy.remove(&endpoint);
@@ -158,24 +166,29 @@ impl Device {
         let before = done.len();
         self.attached.function().reap(done);
         for it in &done[before..] {
-            self.busy.remove(&it.endpoint);
-            if it.result == Err(Fault::Stall) {
+            if let Some(count) = self.busy.get_mut(&it.endpoint) {
+                *count -= 1;
+            }
+            let halts = !self.attached.descriptors.is_transparent;
+            if halts && it.result == Err(Fault::Stall) {
                 self.state.halted.insert(it.endpoint);
             }
         }
+        self.busy.retain(|_, count| *count > 0);
     }
 
     /// The answer is cut to the requested length.
-    pub(super) fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
-        let standard = setup.kind & 0x60 == 0;
+    pub(super) fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<Progress, Stall> {
+        let standard = setup.kind & 0x60 == 0 && !self.attached.descriptors.is_transparent;
         let answered = standard && self.standard(setup, data)?;
-        if !answered {
-            self.attached.function().control(setup, data)?;
+        if !answered && self.attached.function().control(setup, data)? == Progress::Pending {
+            self.busy.insert(CONTROL, 1);
+            return Ok(Progress::Pending);
         }
         if setup.is_in() {
             data.truncate(setup.length.into());
         }
-        Ok(())
+        Ok(Progress::Done)
     }
 
     /// Returns false if the function must handle the request.

@@ -22,8 +22,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, Descriptors, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed, Stall,
-    Transfer, TransferEnd, plug_device,
+    Change, Descriptors, Endpoint, Fault, Function, Identity, Interface, Kind, Progress, Setup,
+    Speed, Stall, Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::Grants;
@@ -208,14 +208,14 @@ impl<M: Model> Hid<M> {
         }
     }
 
-    fn class(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
+    fn class(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<Progress, Stall> {
         let [low, high] = setup.value.to_le_bytes();
         let interface = usize::from(setup.index);
         let mut inner = self.shared.inner();
         let state = &mut inner.state;
         if setup.is_in() && setup.request == GET_REPORT && high == INPUT {
             *data = state.model.last_report(interface, low).ok_or(Stall)?;
-            return Ok(());
+            return Ok(Progress::Done);
         }
         // The other requests are for boot devices, which only the first interface may be (7.2).
         if interface != 0 {
@@ -233,12 +233,12 @@ impl<M: Model> Hid<M> {
             (false, SET_PROTOCOL) if low < 2 => state.protocol = low,
             _ => return Err(Stall),
         }
-        Ok(())
+        Ok(Progress::Done)
     }
 }
 
 impl<M: Model> Function for Hid<M> {
-    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
+    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<Progress, Stall> {
         let [_, kind] = setup.value.to_le_bytes();
         let report = M::REPORTS.get(usize::from(setup.index));
         match (setup.kind_and_request(), report) {
@@ -251,7 +251,7 @@ impl<M: Model> Function for Hid<M> {
             ((CLASS, _), Some(_)) => return self.class(setup, data),
             _ => return Err(Stall),
         }
-        Ok(())
+        Ok(Progress::Done)
     }
 
     fn change(&mut self, change: Change) {

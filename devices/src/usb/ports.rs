@@ -75,6 +75,8 @@ struct State {
     roots: Vec<Arc<RootHub>>,
     /// Devices that wait for a port, because they may be listed before their controller.
     waiting: VecDeque<Arc<Attached>>,
+    /// Devices that removed themselves.
+    retired: Vec<String>,
 }
 
 /// All ports of a machine.
@@ -125,6 +127,20 @@ impl Ports {
             bail!("there is no USB device `{name}`: choose one of: {}", self.names().join(", "));
         }
         Ok(())
+    }
+
+    /// Unplugs a device that is gone at the host. An event makes the machine take the name and
+    /// release the rest.
+    pub(super) fn retire(&self, name: &str) {
+        let mut state = self.state();
+        state.waiting.retain(|it| it.name != name);
+        if state.roots.iter().any(|root| root.unplug(name)) {
+            state.retired.push(name.to_owned());
+        }
+    }
+
+    pub fn take_retired(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().retired)
     }
 
     pub fn names(&self) -> Vec<String> {

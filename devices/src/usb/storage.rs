@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use self::transport::{IN, OUT, State, Transport};
 use super::{
-    Change, Descriptors, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
-    Transfer, TransferEnd, plug_device,
+    Change, Descriptors, Endpoint, Function, Identity, Interface, Kind, Progress, Setup, Speed,
+    Stall, Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants};
@@ -393,7 +393,7 @@ impl Tray for Shared {
 struct Storage(Arc<Shared>);
 
 impl Function for Storage {
-    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
+    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<Progress, Stall> {
         match (setup.is_in(), setup.kind_and_request()) {
             (true, GET_MAX_LUN) if setup.value == 0 && setup.index == 0 => data.push(0),
             (false, RESET) if setup.value == 0 && setup.index == 0 => {
@@ -401,7 +401,7 @@ impl Function for Storage {
             }
             _ => return Err(Stall),
         }
-        Ok(())
+        Ok(Progress::Done)
     }
 
     fn change(&mut self, change: Change) {

@@ -4,8 +4,9 @@
 //!
 //! BAR 0 has the registers, BAR 2 the MSI-X table. One thread processes the rings. The vCPUs leave
 //! doorbells and resets in the registers for this thread, which sleeps on its kick and on the
-//! events of the devices, so an idle controller costs nothing. There are no streams, no isochronous
-//! transfers, no hubs, no bandwidth negotiation, and link power states save no power.
+//! events of the devices, so an idle controller costs nothing. There are no streams, no
+//! hubs, no bandwidth negotiation, and link power states save no power. Isochronous transfers begin
+//! as soon as the device takes them, whatever frame they are for.
 //!
 //! Threats: the guest owns rings, contexts and buffers, and writes them while we read. TRBs are
 //! copied once and then checked. Chains and links are bounded. An address outside of memory stops

@@ -46,6 +46,7 @@ hostile! {
     hostile_share: "../../../share/tests/hostile_share/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_upgrade: "../../../container/tests/hostile_upgrade/mod.rs",
+    hostile_usb_host: "../../../devices/tests/hostile_usb_host/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
     hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
     hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
@@ -77,6 +78,7 @@ pub const TARGETS: &[Target] = &[
         hostile_nvme::run(folder(), it.iter().copied());
     }),
     target("storage", 4096, Bytes, |it| hostile_storage::run(it.iter().copied())),
+    target("usb-host", 4096, Bytes, |it| hostile_usb_host::run(it.iter().copied())),
     target("xhci", 4096, Bytes, |it| hostile_xhci::run(it.iter().copied())),
     // All devices on one board, and the MSI-X table.
     target("bus", 4096, Bytes, bus),

@@ -194,6 +194,21 @@ const BLOCK: &[u64] = &[
     0x127f, // BLKZEROOUT
 ];
 
+/// Ioctls of USB devices of the host (usbfs), each on a device that was opened for this machine.
+const USB: &[u64] = &[
+    0x550a, // SUBMITURB
+    0x550d, // REAPURBNDELAY
+    0x550b, // DISCARDURB
+    0x5504, // SETINTERFACE
+    0x5505, // SETCONFIGURATION
+    0x5510, // RELEASEINTERFACE
+    0x5512, // IOCTL
+    0x5514, // RESET
+    0x5515, // CLEAR_HALT
+    0x551b, // DISCONNECT_CLAIM
+    0x551f, // GET_SPEED
+];
+
 /// Ioctls of taps and of vhost-net.
 const NETWORK: &[u64] = &[
     0x54d0, // TUNSETOFFLOAD
@@ -276,7 +291,7 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     let nothing = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     calls.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![nothing])?]);
     let network = if needs.network { NETWORK } else { &[] };
-    let ioctls = [KVM, FILES, BLOCK, network].concat();
+    let ioctls = [KVM, FILES, BLOCK, USB, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
     calls.insert(libc::SYS_ioctl, ioctls.collect::<anyhow::Result<_>>()?);
     // Both ends belong to this process: the async runtime wakes itself with a pair. A datagram

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
+use host::usb::Filter;
 
 use super::monitor::{Place, Protocol};
 use super::options::Options;
@@ -19,6 +20,8 @@ pub struct Arguments {
     pub files: Vec<(String, Content)>,
     /// Further disks and CDs.
     pub drives: Vec<Drive>,
+    /// USB devices of the host, in the words of `usb-host`.
+    pub usb: Vec<String>,
     /// The clock shows UTC instead of local time.
     pub utc: bool,
     /// Allocates the guest's memory at the start.
@@ -64,6 +67,34 @@ pub struct Drive {
 const MAX_ENTRIES: usize = 64;
 /// The maximum number of listeners, each of which has a few clients.
 const MAX_MONITORS: usize = 8;
+/// The maximum number of USB devices of the host.
+pub const MAX_USB: usize = 15;
+
+/// The USB device of QEMU's options.
+pub fn usb_filter(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Filter> {
+    fn number<T: TryFrom<u32>>(key: &str, text: &str) -> anyhow::Result<T> {
+        let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+        let number = hex.map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
+        let number = number.ok().and_then(|it| T::try_from(it).ok());
+        number.with_context(|| format!("{key}={}: write a number, as 0x0403", quote(text)))
+    }
+    let port = get("hostport");
+    let mut filter = Filter { port, ..Filter::default() };
+    filter.vendor = get("vendorid").map(|it| number("vendorid", &it)).transpose()?;
+    filter.product = get("productid").map(|it| number("productid", &it)).transpose()?;
+    filter.bus = get("hostbus").map(|it| number("hostbus", &it)).transpose()?;
+    filter.address = get("hostaddr").map(|it| number("hostaddr", &it)).transpose()?;
+    if let Some(node) = get("hostdevice") {
+        let place = node.strip_prefix("/dev/bus/usb/").and_then(|it| it.split_once('/'));
+        let place = place.and_then(|(bus, at)| Some((bus.parse().ok()?, at.parse().ok()?)));
+        let (bus, address) = place.with_context(|| {
+            format!("hostdevice={}: write the node, as /dev/bus/usb/001/004", quote(&node))
+        })?;
+        (filter.bus, filter.address) = (Some(bus), Some(address));
+    }
+    filter.check()?;
+    Ok(filter)
+}
 
 impl Arguments {
     /// Adds a note, up to the maximum.
@@ -148,6 +179,14 @@ impl Arguments {
         (drive.bus, drive.used) = (bus, true);
         drive.cdrom |= cdrom;
         drive.readonly |= cdrom;
+        Ok(())
+    }
+
+    /// `-device usb-host`. QEMU's `hostdevice` is a path of a node: bus and address.
+    pub(super) fn usb_host(&mut self, options: &Options) -> anyhow::Result<()> {
+        ensure!(self.usb.len() < MAX_USB, "at most {MAX_USB} USB devices are supported");
+        let filter = usb_filter(|key| options.get(key).map(str::to_owned))?;
+        self.usb.push(filter.to_string());
         Ok(())
     }
 

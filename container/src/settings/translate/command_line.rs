@@ -83,6 +83,7 @@ impl Value for Arguments {
             let kind = if drive.cdrom { "CD" } else { "disk" };
             format!("{kind} {} at {}", drive.path.show(), drive.bus.show())
         }));
+        said.extend(self.usb.iter().map(|device| format!("USB device {device}")));
         said.extend(self.utc.then(|| "clock in UTC".to_owned()));
         said.extend(self.prealloc.then(|| "memory at once".to_owned()));
         said.extend(self.monitors.iter().map(|(protocol, place)| {
@@ -169,6 +170,32 @@ mod test {
         let [note] = &exposed.notes()[..] else { panic!("{exposed:?}") };
         assert!(note.starts_with("-qmp: tcp:0.0.0.0:7149 can be reached by other hosts"), "{note}");
         assert!(refusal(&"-qmp unix:/x,server ".repeat(9)).contains("at most 8"));
+    }
+
+    #[test]
+    fn usb_devices_of_the_host_are_given_as_for_qemu() {
+        let arguments = read(
+            "-device usb-host,vendorid=0x0403,productid=24577,id=a -device \
+             usb-host,hostbus=1,hostport=1.4,bus=xhci.0 -device \
+             usb-host,hostdevice=/dev/bus/usb/002/013",
+        );
+        let devices =
+            ["vendorid=0x0403,productid=0x6001", "hostbus=1,hostport=1.4", "hostbus=2,hostaddr=13"];
+        assert_eq!(
+            (arguments.usb.as_slice(), arguments.notes()),
+            (&devices.map(String::from)[..], Vec::new())
+        );
+        for (text, reason) in [
+            ("", "needs vendorid="),
+            (",vendorid=0x10000", "vendorid=0x10000: write a number"),
+            (",hostbus=1,hostport=1..2", "as in 1.4"),
+            (",hostbus=1", "needs vendorid="),
+            (",hostdevice=/dev/sda", "/dev/bus/usb/001/004"),
+        ] {
+            let refusal = refusal(&format!("-device usb-host{text}"));
+            assert!(refusal.contains(reason), "{refusal}");
+        }
+        assert!(refusal(&"-device usb-host,vendorid=1 ".repeat(16)).contains("at most 15"));
     }
 
     #[test]

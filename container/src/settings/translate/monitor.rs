@@ -78,8 +78,7 @@ impl Place {
         self.is_exposed().then(|| {
             format!(
                 "{} can be reached by other hosts, without a password: it answers only questions \
-                 (query-*, info) and device_add and device_del of usb-host; for all commands, \
-                 give 127.0.0.1 or unix:PATH",
+                 (query-*, info); for all commands, give 127.0.0.1 or unix:PATH",
                 self.show()
             )
         })

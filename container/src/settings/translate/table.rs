@@ -76,8 +76,8 @@ const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
 const WITHOUT_NETKVM: &str = "Windows has a driver for this card too";
 const NO_PASS_THROUGH: &str = "devices of the host cannot be passed through to the guest";
 const NO_SOUND: &str = "set AUDIO=Y for a sound card";
-pub const USB_HOST: &str = "USB devices of the host cannot be passed through: use the redirection \
-                             of a remote desktop, or usbip";
+const USB_REDIRECTION: &str = "use -device usb-host for a USB device of the host, or the \
+                               redirection of a remote desktop";
 const SHARES: &str = "mount the folder as /shared instead, which Windows sees as a network share";
 const NETWORKS: &str = "set NETWORK, IP, MAC, MTU and USER_PORTS for the network";
 const CONTROLLER: &str = "controllers are added with their disks: set DISK_TYPE";
@@ -192,7 +192,7 @@ pub const TABLE: &[Row] = rows! {
     Option "-net" "-netdev" "-nic" => Ignored(NETWORKS);
     Option "-usb" "-enable-kvm" "-accel" "-nodefaults" "-no-user-config" "-name" "-no-hpet"
         "-no-fd-bootchk" => BuiltIn;
-    Option "-usbdevice" => Ignored(USB_HOST);
+    Option "-usbdevice" => Ignored(USB_REDIRECTION);
     Option "-audio" "-audiodev" "-soundhw" => Ignored(NO_SOUND);
     Option "-virtfs" "-fsdev" => Ignored(SHARES);
     Option "-tpmdev" => Ignored("set TPM=Y, or BOOT_MODE=windows_secure");
@@ -216,7 +216,8 @@ pub const TABLE: &[Row] = rows! {
         "scsi-disk" "scsi-block" "scsi-cd" "ide-hd" "ide-cd" => Apply(Arguments::connect);
     Device "virtio-scsi" "virtio-scsi-pci" "ich9-ahci" "ahci" "lsi" "lsi53c895a" "megasas"
         "pvscsi" "sdhci-pci" => Ignored(CONTROLLER);
-    Device "usb-host" "usb-redir" => Ignored(USB_HOST);
+    Device "usb-host" => Apply(Arguments::usb_host);
+    Device "usb-redir" => Ignored(USB_REDIRECTION);
     Device "vfio-pci" "vfio-*" => Ignored(NO_PASS_THROUGH);
     Device "virtio-balloon" "virtio-balloon-pci" => Ignored("set BALLOONING=Y");
     Device "e1000" "e1000e" "rtl8139" "pcnet" "virtio-net" "virtio-net-pci" "vmxnet3" "igb"

@@ -600,7 +600,7 @@ fn alone(fault: Fault) -> (Transport, Memory) {
 
 fn moved(transport: &mut Transport, endpoint: u8, length: u32) -> Vec<TransferEnd> {
     let pieces = vec![Piece { address: 0x1000, length }];
-    transport.begin(Transfer { endpoint, pieces, length });
+    transport.begin(Transfer { endpoint, pieces, length, is_isochronous: false });
     let mut done = Vec::new();
     for _ in 0..4 {
         transport.reap(&mut done);

@@ -147,7 +147,7 @@ impl Controller {
         memory.read(dcbaap.wrapping_add(8 * u64::from(number)), &mut pointer)?;
         let at = u64::from_le_bytes(pointer) & !0x3f;
         let (state, address) = if block { (DEFAULT, 0) } else { (ADDRESSED, number) };
-        let ring = Endpoint::new(control.pointer());
+        let ring = Endpoint::new(&control);
         device.set_state(state, address);
         control.set_endpoint(ring.state as u32, control.pointer());
         device.write(&memory, at)?;
@@ -187,7 +187,7 @@ impl Controller {
         }
         self.drop_endpoints(number, input.drop);
         for (it, mut context) in added {
-            let endpoint = Endpoint::new(context.pointer());
+            let endpoint = Endpoint::new(&context);
             context.set_endpoint(endpoint.state as u32, context.pointer());
             context.write(&memory, context::offset(base, it)?)?;
             self.slot(number)?.endpoints.insert(it, endpoint);
@@ -311,17 +311,18 @@ impl Controller {
         }
     }
 
-    /// Withdraws the transfer of an endpoint from the device, unless it completes at this moment.
-    /// The transfer is taken from its ring again when the endpoint continues.
+    /// Withdraws the transfers of an endpoint from the device, unless they complete at this moment.
+    /// They are taken from the ring again when the endpoint continues. Returns the first one.
     pub(super) fn withdraw(&mut self, slot: u8, number: u8) -> Option<Td> {
         let it = self.slots.get(&slot)?;
         let port = it.port?;
-        it.endpoints.get(&number)?.flight.as_ref()?;
+        it.endpoints.get(&number)?.flights.front()?;
         let mut done = Vec::new();
         if let Some(Some(device)) = self.devices.get_mut(port) {
             device.cancel(endpoint::address(number), &mut done);
         }
         self.finish(port, &done);
-        self.slots.get_mut(&slot)?.endpoints.get_mut(&number)?.flight.take()
+        let endpoint = self.slots.get_mut(&slot)?.endpoints.get_mut(&number)?;
+        std::mem::take(&mut endpoint.flights).pop_front()
     }
 }

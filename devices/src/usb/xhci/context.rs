@@ -16,7 +16,9 @@ pub(super) const ADDRESSED: u32 = 2;
 pub(super) const CONFIGURED: u32 = 3;
 
 /// Endpoint types.
+const ISOCHRONOUS_OUT: u32 = 1;
 const CONTROL: u32 = 4;
+const ISOCHRONOUS_IN: u32 = 5;
 
 impl Context {
     pub(super) fn read(memory: &Memory, at: u64) -> Result<Self, NoMemory> {
@@ -58,11 +60,15 @@ impl Context {
         let streams = self.0[0] >> 10 & 0x1f;
         let known = match number {
             1 => kind == CONTROL,
-            // Bulk and interrupt: first from the device, then to it.
-            _ if number % 2 == 1 => matches!(kind, 6 | 7),
-            _ => matches!(kind, 2 | 3),
+            // Isochronous, bulk and interrupt: first from the device, then to it.
+            _ if number % 2 == 1 => matches!(kind, 5..=7),
+            _ => matches!(kind, 1..=3),
         };
         known && streams == 0
+    }
+
+    pub(super) fn is_isochronous(&self) -> bool {
+        matches!(self.0[1] >> 3 & 7, ISOCHRONOUS_OUT | ISOCHRONOUS_IN)
     }
 
     /// The pointer to the transfer ring, with the cycle bit.

@@ -104,7 +104,7 @@ impl Controller {
         }
         self.flush();
         for endpoint in self.slots.values_mut().flat_map(|slot| slot.endpoints.values_mut()) {
-            endpoint.flight = None;
+            endpoint.flights.clear();
         }
         let registers = self.shared.registers().clone();
         // The interrupt line is low while the device is parked.

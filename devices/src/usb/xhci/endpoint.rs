@@ -1,16 +1,19 @@
 //! Slots and endpoints, as the controller keeps them. The parts that the guest may see are also in
 //! guest memory (output contexts).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::context::{self, Context};
 use super::registers::SLOTS;
-use super::trb::{Ring, Trb};
+use super::trb::{ISOCH, NORMAL, Ring, Trb};
 use crate::usb::Setup;
 use host::memory::Memory;
+
+/// The maximum number of transfers in flight of an isochronous endpoint: 16 ms at least.
+const MAX_FLIGHTS: usize = 128;
 
 /// The state of an endpoint (Table 6-8). Disabled endpoints do not exist here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,13 +52,18 @@ pub(super) struct Endpoint {
     pub(super) answered: bool,
     /// The data of the control transfer for the device.
     pub(super) data: Vec<u8>,
-    /// The transfer that the device has now. After a pause, it is taken from the ring again.
+    /// Each transfer is the data of an interval, and errors do not halt the endpoint.
+    #[serde(default)]
+    pub(super) is_isochronous: bool,
+    /// The transfers that the device has now, in their order. After a pause, they are taken from
+    /// the ring again.
     #[serde(skip)]
-    pub(super) flight: Option<Td>,
+    pub(super) flights: VecDeque<Td>,
 }
 
 impl Endpoint {
-    pub(super) fn new(pointer: u64) -> Self {
+    pub(super) fn new(context: &Context) -> Self {
+        let pointer = context.pointer();
         Self {
             state: State::Running,
             ring: Ring::new(pointer),
@@ -63,8 +71,24 @@ impl Endpoint {
             setup: None,
             answered: false,
             data: Vec::new(),
-            flight: None,
+            is_isochronous: context.is_isochronous(),
+            flights: VecDeque::new(),
         }
+    }
+
+    /// The type of the first TRB of a descriptor.
+    pub(super) fn data_kind(&self) -> u32 {
+        if self.is_isochronous { ISOCH } else { NORMAL }
+    }
+
+    /// Whether the device takes another transfer now.
+    pub(super) fn has_room(&self) -> bool {
+        self.flights.len() < if self.is_isochronous { MAX_FLIGHTS } else { 1 }
+    }
+
+    /// The ring position of the first transfer that the device does not have.
+    pub(super) fn position(&self) -> Ring {
+        self.flights.back().map_or(self.ring, |td| td.next)
     }
 }
 

@@ -3,9 +3,11 @@
 
 use super::controller::Controller;
 use super::endpoint::{self, Endpoint, State, Td};
-use super::trb::{Code, DATA, EVENT_DATA, NO_OP, NORMAL, Ring, SETUP, STATUS, TRANSFER_EVENT, Trb};
+use super::trb::{
+    Code, DATA, EVENT_DATA, ISOCH, NO_OP, NORMAL, Ring, SETUP, STATUS, TRANSFER_EVENT, Trb,
+};
 use crate::usb::device::Device;
-use crate::usb::{Fault, Setup, Transfer, TransferEnd};
+use crate::usb::{Fault, Progress, Setup, Transfer, TransferEnd};
 use host::memory::{Memory, NoMemory, Piece};
 
 /// The maximum number of TRBs per descriptor: enough for 16 MiB in pages.
@@ -17,6 +19,8 @@ const MAX_TURN: u32 = 64;
 const MAX_ROUND: u32 = 1024;
 /// The maximum number of bytes of immediate data.
 const IMMEDIATE: u32 = 8;
+/// The maximum length of an isochronous descriptor: 3 bursts of 16 packets.
+const MAX_ISOCH: u32 = 3 * 16 * 1024;
 /// A bit of transfer events (ED): the pointer is the data of an Event Data TRB.
 const CARRIES_DATA: u32 = 1 << 2;
 
@@ -66,7 +70,7 @@ impl Controller {
     pub(super) fn transfers(&mut self) -> bool {
         let mut ready = Vec::new();
         for (slot, it) in &self.slots {
-            let rung = it.endpoints.iter().filter(|(_, it)| it.rung && it.flight.is_none());
+            let rung = it.endpoints.iter().filter(|(_, it)| it.rung && it.has_room());
             ready.extend(rung.map(|(number, _)| (*slot, *number)));
         }
         // Continues after the last endpoint of the last round, so that every endpoint has its turn.
@@ -101,13 +105,17 @@ impl Controller {
     fn transfer(&mut self, slot: u8, number: u8) -> bool {
         let memory = self.shared.memory.clone();
         let Some(endpoint) = self.endpoint(slot, number) else { return false };
-        if !endpoint.rung || endpoint.flight.is_some() || endpoint.state != State::Running {
+        if !endpoint.rung || !endpoint.has_room() || endpoint.state != State::Running {
             return false;
         }
-        let ring = endpoint.ring;
+        let (ring, kind) = (endpoint.position(), endpoint.data_kind());
+        // Anything but data waits for the transfers before it.
+        let waits = !endpoint.flights.is_empty();
         let parsed = parse(ring, &memory, &mut self.spent);
         let Some(endpoint) = self.endpoint(slot, number) else { return false };
         let td = match parsed {
+            Ok(Some(td)) if waits && !is_data(&td, kind) => return false,
+            Err(_) if waits => return false,
             Ok(Some(td)) => td,
             Ok(None) => {
                 endpoint.rung = false;
@@ -123,9 +131,8 @@ impl Controller {
         if first == NO_OP || has_no_data {
             self.end(slot, number, &td, Ok(0));
         } else if number == 1 {
-            let result = self.stage(slot, &td);
-            self.end(slot, number, &td, result);
-        } else if is_data(&td, NORMAL) {
+            self.control(slot, td);
+        } else if is_data(&td, kind) && (kind == NORMAL || td.length() <= MAX_ISOCH) {
             self.begin(slot, number, td);
         } else {
             self.end(slot, number, &td, Err(Code::Trb));
@@ -133,23 +140,41 @@ impl Controller {
         true
     }
 
+    /// Executes a stage of a control transfer. If the device has not answered yet, the descriptor
+    /// is executed again later.
+    fn control(&mut self, slot: u8, td: Td) {
+        match self.stage(slot, &td).transpose() {
+            Some(result) => self.end(slot, 1, &td, result),
+            None => {
+                if let Some(endpoint) = self.endpoint(slot, 1) {
+                    endpoint.flights.push_back(td);
+                }
+            }
+        }
+    }
+
     fn begin(&mut self, slot: u8, number: u8, td: Td) {
         let transfer = Transfer {
             endpoint: endpoint::address(number),
             pieces: pieces(&td),
             length: td.length(),
+            is_isochronous: td.trbs[0].1.kind() == ISOCH,
         };
         let port = self.slots.get(&slot).and_then(|slot| slot.port);
         let Some(device) = port.and_then(|port| self.devices.get_mut(port)?.as_mut()) else {
             return self.end(slot, number, &td, Err(Code::Transaction));
         };
+        let batches = transfer.is_isochronous;
         if let Err(fault) = device.begin(transfer) {
             return self.end(slot, number, &td, Err(fault.into()));
         }
         let mut done = Vec::new();
-        device.reap(&mut done);
+        // Isochronous transfers begin together, in the next round.
+        if !batches {
+            device.reap(&mut done);
+        }
         if let Some(endpoint) = self.endpoint(slot, number) {
-            endpoint.flight = Some(td);
+            endpoint.flights.push_back(td);
         }
         self.finish(port.unwrap_or(0), &done);
     }
@@ -159,14 +184,17 @@ impl Controller {
             let number = endpoint::number(done.endpoint);
             let slot = self.slots.iter().find(|(_, slot)| slot.port == Some(port));
             let Some(slot) = slot.map(|(number, _)| *number) else { return };
-            let flight = self.endpoint(slot, number).and_then(|it| it.flight.take());
-            if let Some(td) = flight {
-                self.end(slot, number, &td, done.result.map_err(Code::from));
+            let flight = self.endpoint(slot, number).and_then(|it| it.flights.pop_front());
+            match flight {
+                Some(td) if number == 1 && done.result.is_ok() => self.control(slot, td),
+                Some(td) => self.end(slot, number, &td, done.result.map_err(Code::from)),
+                None => {}
             }
         }
     }
 
-    fn stage(&mut self, slot: u8, td: &Td) -> Result<u32, Code> {
+    /// Returns `None` while the device has not answered.
+    fn stage(&mut self, slot: u8, td: &Td) -> Result<Option<u32>, Code> {
         let memory = self.shared.memory.clone();
         let it = self.slots.get_mut(&slot).ok_or(Code::Trb)?;
         let endpoint = it.endpoints.get_mut(&1).ok_or(Code::Trb)?;
@@ -177,16 +205,19 @@ impl Controller {
             SETUP if trb.is_immediate() && trb.status & 0x1_ffff == IMMEDIATE => {
                 endpoint.setup = Some(Setup::new(trb.parameter.to_le_bytes()));
                 (endpoint.answered, endpoint.data) = (false, Vec::new());
-                Ok(0)
+                Ok(Some(0))
             }
             DATA if is_data(td, DATA) => data_stage(endpoint, device, td, &memory),
             STATUS => {
-                let setup = endpoint.setup.take().ok_or(Code::Trb)?;
-                let mut data = std::mem::take(&mut endpoint.data);
+                let setup = endpoint.setup.ok_or(Code::Trb)?;
                 if !endpoint.answered {
-                    device.control(setup, &mut data).map_err(|_| Code::Stall)?;
+                    let progress = device.control(setup, &mut endpoint.data);
+                    if progress.map_err(|_| Code::Stall)? == Progress::Pending {
+                        return Ok(None);
+                    }
                 }
-                Ok(0)
+                (endpoint.setup, endpoint.data) = (None, Vec::new());
+                Ok(Some(0))
             }
             _ => Err(Code::Trb),
         }
@@ -194,6 +225,14 @@ impl Controller {
 
     fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
+            // The intervals go on.
+            Err(code) if td.trbs[0].1.kind() == ISOCH => {
+                let (at, trb) = td.trbs[0];
+                self.push_error(slot, number, FailedTrb { at, trb, code });
+                if let Some(endpoint) = self.endpoint(slot, number) {
+                    endpoint.ring = td.next;
+                }
+            }
             Err(code) => {
                 let (at, trb) = td.trbs[0];
                 self.fail(slot, number, FailedTrb { at, trb, code });
@@ -208,17 +247,22 @@ impl Controller {
     }
 
     fn fail(&mut self, slot: u8, number: u8, failed: FailedTrb) {
-        let FailedTrb { at, trb, code } = failed;
-        let mut event = Trb::event(TRANSFER_EVENT, code, at);
-        event.status |= trb.length();
-        event.control |= u32::from(slot) << 24 | u32::from(number) << 16;
-        self.push_event(trb.interrupter(), event);
+        self.push_error(slot, number, failed);
+        let FailedTrb { code, .. } = failed;
         let Some(slot) = self.slots.get_mut(&slot) else { return };
         if let Some(endpoint) = slot.endpoints.get_mut(&number) {
             endpoint.state = if code == Code::Trb { State::Error } else { State::Halted };
             (endpoint.rung, endpoint.setup) = (false, None);
         }
         slot.write_context(&self.shared.memory, number);
+    }
+
+    fn push_error(&mut self, slot: u8, number: u8, failed: FailedTrb) {
+        let FailedTrb { at, trb, code } = failed;
+        let mut event = Trb::event(TRANSFER_EVENT, code, at);
+        event.status |= trb.length();
+        event.control |= u32::from(slot) << 24 | u32::from(number) << 16;
+        self.push_event(trb.interrupter(), event);
     }
 
     /// Queues the events of a descriptor that completed, perhaps with a short packet.
@@ -260,23 +304,25 @@ fn data_stage(
     device: &mut Device,
     td: &Td,
     memory: &Memory,
-) -> Result<u32, Code> {
+) -> Result<Option<u32>, Code> {
     let setup = endpoint.setup.filter(|_| !endpoint.answered).ok_or(Code::Trb)?;
     if setup.is_in() != td.trbs[0].1.is_in() || td.length() > u32::from(u16::MAX) {
         return Err(Code::Trb);
     }
     if setup.is_in() {
         let mut data = Vec::new();
+        if device.control(setup, &mut data).map_err(|_| Code::Stall)? == Progress::Pending {
+            return Ok(None);
+        }
         endpoint.answered = true;
-        device.control(setup, &mut data).map_err(|_| Code::Stall)?;
         data.truncate(td.length() as usize);
         memory.scatter(&pieces(td), &data).map_err(|_| Code::DataBuffer)?;
-        return Ok(u32::try_from(data.len()).unwrap_or(0));
+        return Ok(Some(u32::try_from(data.len()).unwrap_or(0)));
     }
     let mut data = vec![0; td.length().min(setup.length.into()) as usize];
     memory.gather(&pieces(td), &mut data).map_err(|_| Code::DataBuffer)?;
     endpoint.data = data;
-    Ok(td.length())
+    Ok(Some(td.length()))
 }
 
 /// Whether a descriptor consists of data TRBs, the first of this type.

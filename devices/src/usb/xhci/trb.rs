@@ -15,6 +15,7 @@ pub(super) const NORMAL: u32 = 1;
 pub(super) const SETUP: u32 = 2;
 pub(super) const DATA: u32 = 3;
 pub(super) const STATUS: u32 = 4;
+pub(super) const ISOCH: u32 = 5;
 pub(super) const LINK: u32 = 6;
 pub(super) const EVENT_DATA: u32 = 7;
 pub(super) const NO_OP: u32 = 8;
@@ -93,7 +94,7 @@ impl Trb {
 
     pub(super) fn length(self) -> u32 {
         match self.kind() {
-            NORMAL | DATA => self.status & 0x1_ffff,
+            NORMAL | DATA | ISOCH => self.status & 0x1_ffff,
             _ => 0,
         }
     }

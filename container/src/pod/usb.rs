@@ -1,0 +1,132 @@
+//! USB devices of the host: opens them and passes them to the machine, when they are configured and
+//! whenever they are plugged in.
+//!
+//! Threats: the machine's process has only the devices that were passed to it, and can open no
+//! other. One thread of the pod can open any that the container has, and nothing else; it takes
+//! requests from clients that logged in, and from sockets in the container.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::Builder;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use host::usb;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use vmm::control::host_usb::{HostUsb, INTERVAL};
+
+use crate::jail::{self, USB_NODES as NODES};
+
+/// The maximum number of requests that wait.
+const MAX_REQUESTS: usize = 16;
+
+static REQUESTS: OnceLock<SyncSender<(Request, oneshot::Sender<Answer>)>> = OnceLock::new();
+
+type Answer = anyhow::Result<Value>;
+
+#[derive(Debug)]
+pub enum Request {
+    /// The devices of the host, and those that are configured.
+    List,
+    /// A device in the words of `usb-host`: `vendorid=0x0403,productid=0x6001`.
+    Attach(String),
+    /// The words, or the machine's name of the device.
+    Detach(String),
+}
+
+/// Starts the thread. `devices` are attached once the machine runs. Must be called while the pod
+/// has its rights.
+pub fn start(control: PathBuf, devices: &[String]) -> anyhow::Result<()> {
+    let mut host = HostUsb::new(control.clone());
+    for device in devices {
+        host.add(device).with_context(|| format!("ARGUMENTS: usb-host,{device}"))?;
+    }
+    if !devices.is_empty() && !Path::new(NODES).is_dir() {
+        tracing::warn!("{}", no_folder());
+    }
+    let (sender, requests) = sync_channel(MAX_REQUESTS);
+    let body = move || {
+        jail::open_usb();
+        serve(host, &control, &requests);
+    };
+    Builder::new().name("usb".into()).spawn(body).context("a thread for USB")?;
+    REQUESTS.get_or_init(|| sender);
+    Ok(())
+}
+
+pub async fn ask(request: Request) -> Answer {
+    let (sender, answer) = oneshot::channel();
+    let requests = REQUESTS.get().context("there is no machine yet")?;
+    if requests.try_send((request, sender)).is_err() {
+        bail!("too many requests for USB devices: try again later");
+    }
+    answer.await.context("the pod ends")?
+}
+
+fn serve(
+    mut host: HostUsb,
+    control: &Path,
+    requests: &Receiver<(Request, oneshot::Sender<Answer>)>,
+) {
+    let mut next = Instant::now();
+    loop {
+        let request = if host.entries().is_empty() {
+            requests.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            // Requests do not delay the next step.
+            requests.recv_timeout(next.saturating_duration_since(Instant::now()))
+        };
+        match request {
+            Ok((request, sender)) => {
+                // The client may have gone.
+                sender.send(answer(&mut host, request)).ok();
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                next = Instant::now() + INTERVAL;
+                if control.exists()
+                    && let Err(error) = host.step()
+                {
+                    tracing::debug!("USB devices of the host: {error:#}");
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn answer(host: &mut HostUsb, request: Request) -> Answer {
+    match request {
+        Request::List => {
+            let found = usb::list()?.into_iter().filter(|it| !it.is_hub()).collect::<Vec<_>>();
+            Ok(json!({ "host": found, "configured": host.entries() }))
+        }
+        Request::Attach(device) => {
+            if !Path::new(NODES).is_dir() {
+                bail!("{}", no_folder());
+            }
+            host.add(&device)?;
+            host.step()?;
+            let entry = host.entries().last().context("it was just added")?.clone();
+            if let Some(error) = entry.error {
+                host.remove(&device).ok();
+                bail!("{device}: {error}");
+            }
+            Ok(json!({ "name": entry.name, "device": entry.device }))
+        }
+        Request::Detach(device) => host.remove(&device).map(|()| json!({})),
+    }
+}
+
+/// Whether the name is that of a device that this thread attached, or can attach.
+pub fn is_host_device(name: &str) -> bool {
+    name.starts_with("usb-host") || name.contains('=')
+}
+
+fn no_folder() -> String {
+    format!(
+        "this container has no {NODES}: mount the host's folder there and allow its devices, as \
+         in docs/usb.md"
+    )
+}
