@@ -99,8 +99,7 @@ pub(crate) fn desktop() -> Vec<Vec<u8>> {
     let packet =
         |code: u8, kind: u8| vec![3, 0, 0, 19, 14, code, 0, 0, 0, 0, 0, kind, 0, 8, 0, 3, 0, 0, 0];
     let send = [3, 0, 0, 46, 2, 0xf0, 0x80, 0x64, 0, 7, 3, 0xeb, 0x70, 32, 0x40, 0, 0, 0];
-    let mut parts =
-        vec![vec![0], vec![1], vec![2], crate::targets::hostile_desktop::REQUEST.to_vec()];
+    let mut parts = vec![vec![0], vec![1], vec![2]];
     parts.extend([packet(0xe0, 1), packet(0xd0, 2), packet(0xd0, 3), send.to_vec()]);
     parts.extend([vec![0x30, 0x82, 0, 4, 1, 2, 3, 4], vec![0x30, 2, 0, 0], vec![0x80, 40]]);
     parts.push(vec![0x16, 3, 3, 0, 4, 2, 0, 0, 0]);

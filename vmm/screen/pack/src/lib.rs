@@ -31,7 +31,7 @@ impl Pack {
             PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
         let out = PathBuf::from(env::var("OUT_DIR").context("not started by cargo")?).join(SOURCES);
         let sources = package.join(SOURCES);
-        println!("cargo::rerun-if-changed=build.rs");
+        rerun_for(Path::new("build.rs"));
         watch(&sources)?;
         fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
         Ok(Self { sources, out, files: Vec::new() })
@@ -84,13 +84,18 @@ impl Pack {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "cargo reads the output of build scripts")]
+fn rerun_for(path: &Path) {
+    println!("cargo::rerun-if-changed={}", path.display());
+}
+
 /// Watching a folder finds added and removed files. Watching each file finds changes to it.
 fn watch(path: &Path) -> Result<()> {
-    println!("cargo::rerun-if-changed={}", path.display());
+    rerun_for(path);
     if path.is_dir() {
         let files = fs::read_dir(path).with_context(|| format!("reading {}", path.display()))?;
         for file in files {
-            println!("cargo::rerun-if-changed={}", file?.path().display());
+            rerun_for(&file?.path());
         }
     }
     Ok(())
