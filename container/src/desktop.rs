@@ -38,7 +38,8 @@ use crate::pod::network::GuestAddress;
 pub const RDP: u16 = 3389;
 /// From the request of the browser to our answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Maximum desktops at once. Windows has one session for each user.
+/// Maximum desktops at once. Windows has one session for each user. Handshakes are limited as
+/// viewers are.
 const MAX_DESKTOPS: usize = 16;
 
 pub struct Gateway {
@@ -96,32 +97,30 @@ impl Gateway {
     /// Connects a browser with the guest until one of them disconnects.
     pub async fn serve(self: Arc<Self>, viewer: Viewer) {
         let Viewer { mut stream, peer, view_only } = viewer;
-        let Some(_place) = self.take_place(&peer) else {
-            return tracing::debug!("desktop: {peer} was refused: too many desktops are open");
-        };
         let connected = async {
             let request = read_request(&mut stream).await?;
             if view_only {
                 return Err(Refusal::ViewOnly);
             }
             let guest = self.guest.get().ok_or(Refusal::NoNetwork)?;
-            connect(guest, &request, &self.pin).await
+            let (answer, guest) = connect(guest, &request, &self.pin).await?;
+            let place = self.take_place(&peer).ok_or(Refusal::Full)?;
+            Ok((answer, guest, place))
         };
         let connected = timeout(HANDSHAKE_TIMEOUT, connected).await;
-        let (answer, guest) = match connected.unwrap_or(Err(Refusal::TimedOut)) {
-            Ok((answer, guest)) => (answer, Some(guest)),
+        match connected.unwrap_or(Err(Refusal::TimedOut)) {
+            Ok((answer, guest, _place)) => {
+                if send(&mut stream, &answer).await.is_ok() {
+                    copy_both_ways(Filtered::new(stream), guest).await;
+                }
+            }
             Err(refusal) => {
                 // Not a warning: clients choose how often this happens.
                 tracing::debug!("desktop: {peer}: {refusal}");
-                (refusal.answer(), None)
+                if send(&mut stream, &refusal.answer()).await.is_ok() {
+                    linger(stream).await;
+                }
             }
-        };
-        if send(&mut stream, &answer).await.is_err() {
-            return;
-        }
-        match guest {
-            Some(guest) => copy_both_ways(Filtered::new(stream), guest).await,
-            None => linger(stream).await,
         }
     }
 

@@ -26,10 +26,11 @@ use crate::files;
 /// Hexadecimal digits of a fingerprint.
 const DIGITS: usize = 64;
 
-/// Fingerprints (SHA-256) of two certificates.
+/// Fingerprints (SHA-256) of the kept certificate, and of the one that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Changed {
-    pub kept: String,
+    /// `None` before the first one that proves that it knows the password.
+    pub kept: Option<String>,
     pub shown: String,
 }
 
@@ -62,8 +63,9 @@ impl Pin {
         self.file.get_or_init(|| file);
     }
 
-    /// Keeps the first certificate. Refuses another one.
-    pub(super) fn accepts(&self, certificate: &CertificateDer<'_>) -> bool {
+    /// Keeps the first certificate, if its owner proves in CredSSP that it knows the password:
+    /// others get the password. Refuses another one.
+    pub(super) fn accepts(&self, certificate: &CertificateDer<'_>, proves: bool) -> bool {
         let fingerprint = fingerprint(certificate);
         let mut fingerprints = self.lock();
         match &fingerprints.kept {
@@ -71,11 +73,11 @@ impl Pin {
                 fingerprints.shown = None;
                 true
             }
-            Some(_) => {
+            kept if kept.is_some() || !proves => {
                 fingerprints.shown = Some(fingerprint);
                 false
             }
-            None => {
+            _ => {
                 if let Err(error) = self.keep(&mut fingerprints, fingerprint) {
                     tracing::warn!("the certificate of the remote desktop is not kept: {error:#}");
                 }
@@ -86,7 +88,7 @@ impl Pin {
 
     pub(super) fn changed(&self) -> Option<Changed> {
         let fingerprints = self.lock();
-        let (kept, shown) = (fingerprints.kept.clone()?, fingerprints.shown.clone()?);
+        let (kept, shown) = (fingerprints.kept.clone(), fingerprints.shown.clone()?);
         Some(Changed { kept, shown })
     }
 

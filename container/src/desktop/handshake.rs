@@ -32,6 +32,8 @@ const CONFIRM: u8 = 0xd0;
 const CHOSEN: u8 = 2;
 /// The protocol without TLS (`PROTOCOL_RDP`).
 const WITHOUT_TLS: u32 = 0;
+/// `PROTOCOL_HYBRID` and `PROTOCOL_HYBRID_EX`
+const WITH_CREDSSP: [u32; 2] = [2, 8];
 /// Timeout of a question whether the guest has a remote desktop.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// A request that allows TLS and CredSSP.
@@ -47,6 +49,7 @@ pub(super) enum Refusal {
     /// The guest's answer, which says why.
     NoTls(Vec<u8>),
     NotRdp,
+    Full,
     Tls(io::Error),
     OtherCertificate,
     TimedOut,
@@ -60,6 +63,7 @@ impl Refusal {
             Self::OtherCertificate => 409,
             Self::NoNetwork | Self::Unreachable(_) => 502,
             Self::NotRdp => 501,
+            Self::Full => 503,
             Self::TimedOut => 504,
             // The number that proxies use for a failed handshake.
             Self::Tls(_) => 525,
@@ -81,6 +85,7 @@ impl Display for Refusal {
             Self::Unreachable(error) => write!(f, "port {RDP} of the guest: {error:#}"),
             Self::NoTls(_) => f.write_str("the remote desktop has no TLS"),
             Self::NotRdp => write!(f, "port {RDP} of the guest does not speak RDP"),
+            Self::Full => f.write_str("too many desktops are open"),
             Self::Tls(error) => write!(f, "TLS with the remote desktop: {error}"),
             Self::OtherCertificate => {
                 f.write_str("the remote desktop has another certificate than before")
@@ -163,14 +168,16 @@ pub(super) async fn connect(
     let mut stream = guest.connect(RDP).await.map_err(Refusal::Unreachable)?;
     let address = stream.peer_addr().map_err(|error| Refusal::Unreachable(error.into()))?.ip();
     let packet = exchange(&mut stream, request).await?;
-    if chosen(&packet).is_none_or(|protocol| protocol == WITHOUT_TLS) {
-        return Err(Refusal::NoTls(packet));
-    }
+    let protocol = match chosen(&packet) {
+        None | Some(WITHOUT_TLS) => return Err(Refusal::NoTls(packet)),
+        Some(protocol) => protocol,
+    };
     let connector = connector().map_err(|error| Refusal::Tls(io::Error::other(error)))?;
     let name = ServerName::IpAddress(address.into());
     let stream = connector.connect(name, stream).await.map_err(Refusal::Tls)?;
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let is_accepted = chain.first().is_some_and(|certificate| pin.accepts(certificate));
+    let proves = WITH_CREDSSP.contains(&protocol);
+    let is_accepted = chain.first().is_some_and(|certificate| pin.accepts(certificate, proves));
     if !is_accepted {
         return Err(Refusal::OtherCertificate);
     }

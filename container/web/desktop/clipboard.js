@@ -10,7 +10,7 @@ const PRINTER = "Browser";
 const KEPT = 60000;
 
 // Connects the page's clipboard with that of a session. `parts` are elements and functions of the page.
-export function clipboardOf({ canvas, session, chord, say, show, upload }) {
+export function clipboardOf({ canvas, session, paste, say, show, upload }) {
   // What was sent last: the machine may ask for it again.
   let last = null;
 
@@ -65,7 +65,7 @@ export function clipboardOf({ canvas, session, chord, say, show, upload }) {
     if (!data.isEmpty()) {
       await offer(data);
     }
-    chord("ControlLeft", "KeyV");
+    paste();
   });
 
   const again = () => session()?.onClipboardPaste(last ?? new ClipboardData());
@@ -118,7 +118,12 @@ export function filesOf({ said, listed }) {
     if (count === 0) {
       return;
     }
-    provider.uploadFiles(files).completion.catch((error) => said(error.message));
+    try {
+      provider.uploadFiles(files).completion.catch((error) => said(error.message));
+    } catch {
+      said("The files before still wait: paste them in the machine first, or reload this page.");
+      return;
+    }
     said(`${count === 1 ? "1 file is" : `${count} files are`} on the machine's clipboard: paste in a folder there.`);
   };
   const download = async (file, at) => {

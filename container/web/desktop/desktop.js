@@ -10,6 +10,7 @@ const { DesktopSize, SessionBuilder } = Backend;
 // Times are in milliseconds. Between attempts to connect; the delay doubles after each.
 const FIRST_DELAY = 500;
 const MAX_DELAY = 10000;
+const MAX_CONNECTING = 30000;
 // A session that ends sooner counts as a failed attempt.
 const MIN_LIFETIME = 5000;
 // A window that has not changed for this long has its final size.
@@ -22,15 +23,24 @@ const MAX_FAILURES = 1;
 // Limits of a desktop's size (MS-RDPEDISP 2.2.2.2.1).
 const [MIN_SIDE, MAX_SIDE] = [200, 8192];
 // Kinds of errors of the client.
-const [WRONG_PASSWORD, LOGON_FAILURE, ACCESS_DENIED, GATEWAY] = [1, 2, 3, 4];
+const [WRONG_PASSWORD, LOGON_FAILURE, ACCESS_DENIED, GATEWAY, NO_SOCKET] = [1, 2, 3, 4, 5];
 const NEGOTIATION_FAILURE = 6;
 const CERTIFICATE_CHANGED = 409;
+// The card for another certificate than the known one, and for one of a server without CredSSP.
+const CHANGED = [
+  "The remote desktop has another certificate than before.",
+  "Windows renews its own twice a year, and a new installation has a new one. Otherwise, somebody else may answer.",
+];
+const UNPROVEN = [
+  "The remote desktop asks for the password, and does not prove that it knows it.",
+  "Windows proves it. Trust this certificate only if the machine has another server, such as xrdp.",
+];
 // Sentences for the gateway's refusals, by status.
 const REFUSALS = {
   403: "With view-only access, there is no desktop.",
-  [CERTIFICATE_CHANGED]: "The remote desktop has another certificate than before.",
   501: "Port 3389 of the machine does not speak RDP.",
   502: "The remote desktop does not answer.",
+  503: "Too many desktops are open.",
   504: "The remote desktop does not answer in time.",
   525: "The remote desktop does not speak TLS 1.2. Windows 7 needs its updates for that.",
 };
@@ -80,17 +90,25 @@ function show(state, word, reason = "", how = "", offers = []) {
   for (const part of ["login", "trust", "prints", "again", "back"]) {
     $(part).hidden = !offers.includes(part) || (part === "back" && !facts.console);
   }
+  $("again").textContent = offers.includes("trust") ? "Try again" : "Connect";
   $("cover").hidden = !reason;
 }
 
 const getSession = () => session;
 const input = inputOf($("screen"), $("typed"), getSession, () => remembered("desktop-keys", "place") === "letter");
 const clipboard = clipboardOf({
-  canvas: $("screen"), session: getSession, chord: input.chord, say,
+  canvas: $("screen"), session: getSession, paste: input.paste, say,
   show: (text) => { $("text").value = text; },
-  upload: (list) => files?.upload(list),
+  upload,
 });
 let files = null;
+function upload(list) {
+  if (session) {
+    files.upload(list);
+  } else {
+    say("The desktop is not connected.");
+  }
+}
 
 // --- the size of the desktop
 // A desktop has as many pixels as the window shows, so that letters are sharp.
@@ -160,7 +178,7 @@ async function attempt() {
   $("sound").hidden = !facts.sound;
   $("console").hidden = !facts.console;
   account ??= facts.login;
-  if (facts.certificate) {
+  if (facts.certificate && !triesAgain) {
     askForTrust();
   } else if (facts.why) {
     retryLater(`There is no remote desktop yet: ${facts.why}.`);
@@ -175,19 +193,28 @@ async function attempt() {
   }
 }
 let takesOver = false;
+// The user wants to see whether the known certificate is back.
+let triesAgain = false;
 // Attempts in a row that ended for an unknown reason while signing in.
 let failures = 0;
 
 async function signIn() {
   takesOver = false;
+  triesAgain = false;
   const began = Date.now();
+  socket = null;
+  // A server that says nothing more would keep the page connecting for ever.
+  const limit = setTimeout(() => socket?.close(), MAX_CONNECTING);
   try {
     ready ??= init("warn");
     await ready;
     session = await build().connect();
   } catch (error) {
+    files?.provider.dispose();
     refused(error);
     return;
+  } finally {
+    clearTimeout(limit);
   }
   failures = 0;
   files.provider.setSession(session);
@@ -215,6 +242,8 @@ async function signIn() {
   if (ended) {
     show("waiting", "not connected", "The desktop was closed.", reason, ["again", "back"]);
   } else {
+    // The host may count the lost connection for a while.
+    takesOver = true;
     retryLater(reason);
   }
 }
@@ -272,6 +301,8 @@ function refused(error) {
     } else {
       retryLater(REFUSALS[status] ?? "The remote desktop does not answer.");
     }
+  } else if (kind === NO_SOCKET) {
+    retryLater("The connection to the host does not open. A proxy in between must pass WebSockets on.");
   } else if (failures < MAX_FAILURES) {
     failures += 1;
     retryLater("The connection to the remote desktop failed.");
@@ -296,13 +327,16 @@ function connectAgain() {
 }
 
 function retryNow() {
-  if (!session && document.body.dataset.state === "waiting" && $("login").hidden && $("trust").hidden) {
+  if (!session && document.body.dataset.state === "waiting" && $("login").hidden) {
     delay = FIRST_DELAY;
     connect();
   }
 }
 
-$("again").addEventListener("click", retryNow);
+$("again").addEventListener("click", () => {
+  triesAgain = true;
+  retryNow();
+});
 addEventListener("online", () => $("how").textContent === "Trying again…" && retryNow());
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 
@@ -324,10 +358,9 @@ $("login").addEventListener("submit", (event) => {
 
 function askForTrust() {
   const { kept, shown } = facts.certificate;
-  show("waiting", "not connected", REFUSALS[CERTIFICATE_CHANGED],
-    "Windows renews its own twice a year, and a new installation has a new one. Otherwise, somebody else may answer.",
-    ["trust", "prints", "back"]);
-  $("prints").textContent = `New: ${shown} · known: ${kept} (SHA-256)`;
+  const [reason, how] = kept ? CHANGED : UNPROVEN;
+  show("waiting", "not connected", reason, how, ["trust", "prints", "again", "back"]);
+  $("prints").textContent = kept ? `New: ${shown}\nKnown: ${kept}` : shown;
 }
 
 $("trust").addEventListener("click", async () => {
@@ -393,6 +426,10 @@ function tell(text) {
 }
 $("text").addEventListener("input", () => tell(""));
 $("paste").addEventListener("click", async () => {
+  if (!session) {
+    tell("Not sent: the desktop is not connected.");
+    return;
+  }
   await clipboard.offerText($("text").value);
   tell("Sent to the machine's clipboard: paste it there.");
 });
@@ -437,7 +474,7 @@ function listFiles(list) {
 
 $("choose").addEventListener("click", () => $("chosen").click());
 $("chosen").addEventListener("change", () => {
-  files?.upload([...$("chosen").files]);
+  upload([...$("chosen").files]);
   $("chosen").value = "";
 });
 addEventListener("dragover", (event) => {
@@ -449,7 +486,7 @@ addEventListener("drop", async (event) => {
   event.preventDefault();
   document.body.classList.remove("over");
   if (session) {
-    files.upload(await files.provider.handleDrop(event));
+    upload(await files.provider.handleDrop(event));
   }
 });
 

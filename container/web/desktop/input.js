@@ -40,22 +40,44 @@ export function inputOf(canvas, typed, session, byLetter) {
     }
   };
 
-  listenToKeys(canvas, session, send, byLetter);
+  const held = listenToKeys(canvas, session, send, byLetter);
+  // Presses Ctrl-V alone, whichever keys the user holds for it, and then those again.
+  const paste = () => {
+    session()?.releaseAllInputs();
+    chord("ControlLeft", "KeyV");
+    send(...[...held].map((code) => DeviceEvent.keyPressed(XtScancode[code])));
+  };
   listenToMouse(canvas, send);
   listenToFingers(canvas, send);
   listenToPhone(typed, chord, type);
-  return { chord, type };
+  return { chord, paste, type };
 }
 
 function listenToKeys(canvas, session, send, byLetter) {
-  // The letter that each pressed key sent, by its code.
+  // The letter that each pressed key sent, by its code; and the modifiers that are held.
   const letters = new Map();
+  const held = new Set();
+  const clear = () => {
+    letters.clear();
+    held.clear();
+  };
   const key = (event) => {
+    if (!session()) {
+      // The keys are the browser's.
+      clear();
+      return;
+    }
     const down = event.type === "keydown";
+    if (/^(Control|Meta|Shift|Alt)/.test(event.code)) {
+      held[down ? "add" : "delete"](event.code);
+    }
     const code = XtScancode[event.code];
     // The browser's own paste event follows, and then the key (clipboard.js).
     const pastes = event.code === "KeyV" && (event.ctrlKey || event.metaKey) && !event.altKey && down;
-    if (pastes && !event.repeat) {
+    if (pastes) {
+      if (event.repeat) {
+        event.preventDefault();
+      }
       return;
     }
     event.preventDefault();
@@ -80,7 +102,11 @@ function listenToKeys(canvas, session, send, byLetter) {
   };
   canvas.addEventListener("pointerdown", locks);
   // Keys that are held while the page loses the focus would stay pressed.
-  canvas.addEventListener("blur", () => session()?.releaseAllInputs());
+  canvas.addEventListener("blur", () => {
+    clear();
+    session()?.releaseAllInputs();
+  });
+  return held;
 }
 
 // Where a point of the page is on the desktop. The picture is centred, and keeps its proportions.

@@ -167,7 +167,8 @@ impl Device {
         self.attached.function().reap(done);
         for it in &done[before..] {
             if let Some(count) = self.busy.get_mut(&it.endpoint) {
-                *count -= 1;
+                // A request that waits for an order ends twice if the device is lost meanwhile.
+                *count = count.saturating_sub(1);
             }
             let halts = !self.attached.descriptors.is_transparent;
             if halts && it.result == Err(Fault::Stall) {

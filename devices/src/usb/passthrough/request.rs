@@ -25,6 +25,10 @@ const FUNCTION_SUSPEND: u16 = 0;
 const REMOTE_WAKEUP: u16 = 1;
 const TEST_MODE: u16 = 2;
 
+/// The bits of `bmRequestType` for the direction, and for the kind: 0 is standard.
+const DIRECTION: u8 = 0x80;
+const KIND: u8 = 0x60;
+
 /// The length of a setup packet.
 const SETUP: usize = 8;
 
@@ -40,15 +44,22 @@ pub(super) enum Start {
 pub(super) fn start(setup: Setup, data: &[u8], tag: u64) -> Result<Start, Stall> {
     let Setup { value, index, .. } = setup;
     let ([low, _], [which, _]) = (value.to_le_bytes(), index.to_le_bytes());
-    if setup.is_in() {
+    let (target, request) = (setup.kind & !DIRECTION, setup.request);
+    let test = request == SET_FEATURE && value == TEST_MODE;
+    let elsewhere = request == SET_CONFIGURATION && target != TO_DEVICE;
+    let standard = target & KIND == 0;
+    // A device may ignore the recipient.
+    if standard && (request == SET_ADDRESS || test || elsewhere || target > TO_ENDPOINT) {
+        return Err(Stall);
+    }
+    // Without data, the direction has no meaning (USB 2.0, 9.3.1).
+    if setup.is_in() && setup.length > 0 {
         return Ok(Start::Urb(urb(setup, data, tag)));
     }
-    Ok(match setup.kind_and_request() {
-        (TO_DEVICE, SET_ADDRESS) => return Err(Stall),
+    Ok(match (target, request) {
         (TO_DEVICE, SET_CONFIGURATION) => Start::Order(Order::Configure(low)),
         (TO_INTERFACE, SET_INTERFACE) => Start::Order(Order::Alternate(which, low)),
         (TO_ENDPOINT, CLEAR_FEATURE) if value == ENDPOINT_HALT => Start::Order(Order::Clear(which)),
-        (TO_DEVICE, SET_FEATURE) if value == TEST_MODE => return Err(Stall),
         (TO_DEVICE, SET_FEATURE | CLEAR_FEATURE) if value != REMOTE_WAKEUP => Start::Nothing,
         (TO_INTERFACE, SET_FEATURE) if value == FUNCTION_SUSPEND => Start::Nothing,
         (TO_DEVICE, SET_SEL | SET_ISOCH_DELAY) => Start::Nothing,

@@ -313,3 +313,34 @@ fn intervals_from_the_device_are_cut_to_their_room() {
     driver.ring(slot, 7);
     assert_eq!(driver.wait_event(32)[2] >> 24, 5, "TRB error");
 }
+
+/// How a request without data begins.
+fn begins(kind: u8, request: u8, value: u16) -> Result<Start, Stall> {
+    request::start(Setup { kind, request, value, index: 0, length: 0 }, &[], 1)
+}
+
+#[test]
+fn address_link_and_test_modes_are_out_of_reach() {
+    // Without data, a device takes each direction, and it may ignore the recipient.
+    for direction in [0, 0x80] {
+        for target in 0..=0x1f {
+            let kind = direction | target;
+            assert!(begins(kind, 5, 3).is_err(), "SET_ADDRESS {kind:#x}");
+            assert!(begins(kind, 3, 2).is_err(), "TEST_MODE {kind:#x}");
+            let configure = begins(kind, 9, 1);
+            match target {
+                0 => assert!(matches!(configure, Ok(Start::Order(_))), "{kind:#x}"),
+                _ => assert!(configure.is_err(), "SET_CONFIGURATION {kind:#x}"),
+            }
+        }
+        for feature in 48..=50 {
+            let link = begins(direction, 3, feature);
+            assert!(matches!(link, Ok(Start::Nothing)), "feature {feature}");
+        }
+        // Requests of a class or a vendor mean something else.
+        for kind in [0x20, 0x40, 0x41] {
+            let own = begins(direction | kind, 5, 3);
+            assert!(matches!(own, Ok(Start::Urb(_))), "{kind:#x}");
+        }
+    }
+}
