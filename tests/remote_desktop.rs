@@ -25,6 +25,7 @@ use servers::{PASSWORD, Shadow, USER, Xrdp};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use transom_tests::browser::{self, Browser, Window};
+use transom_tests::lab;
 use transom_tests::program::not_run;
 
 /// Letters of several alphabets.
@@ -226,6 +227,12 @@ fn a_page_reconnects_and_asks_about_another_certificate() -> Result<()> {
 fn the_desktop_has_the_windows_size_and_its_clipboard() -> Result<()> {
     let test = "the_desktop_has_the_windows_size_and_its_clipboard";
     if !runs_here(test) {
+        return Ok(());
+    }
+    // xrdp paints some of its pictures by packets that IronRDP 0.7 takes for an error (its issue
+    // 314), so that on an idle host most connections end at once.
+    if !lab::everything() {
+        not_run(test, lab::THOROUGH);
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
