@@ -6,7 +6,7 @@ use anyhow::Result;
 use pack::Pack;
 
 /// Files that this page shares with the viewer.
-const SHARED: [&str; 3] = ["icon.svg", "sound.js", "style.css"];
+const SHARED: [&str; 4] = ["icon.svg", "page.js", "sound.js", "style.css"];
 /// IronRDP: the client without its Web Component, which our policy for styles forbids.
 const CLIENT: &str = "@devolutions/iron-remote-desktop-rdp";
 const PARTS: [&str; 1] = ["iron-remote-desktop-rdp.js"];

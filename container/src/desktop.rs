@@ -15,7 +15,6 @@ mod handshake;
 mod info;
 
 use std::io;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -163,11 +162,6 @@ async fn linger(mut stream: impl AsyncRead + Unpin) {
     let mut rest = [0; 64];
     let closed = async { while stream.read(&mut rest).await.is_ok_and(|count| count > 0) {} };
     timeout(HANDSHAKE_TIMEOUT, closed).await.ok();
-}
-
-/// The address for messages.
-fn shown(address: IpAddr) -> String {
-    address.to_canonical().to_string()
 }
 
 #[cfg(test)]

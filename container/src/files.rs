@@ -20,7 +20,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK)
 }
 
-/// Opens a file or a block device for writing. Does not follow links, whose target may belong to
+/// Opens a file or a block device. Does not follow links, whose target may belong to
 /// others.
 pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK | OFlags::NOFOLLOW)
@@ -65,8 +65,17 @@ pub fn check(metadata: &Metadata) -> io::Result<()> {
 
 /// A file that is longer than 4 KiB, or not text, is an error.
 pub fn read(path: &Path) -> io::Result<String> {
+    read_text(open(path, File::options().read(true))?)
+}
+
+/// Like [`read()`], but does not follow a link, which could lead to a file of the pod.
+pub fn read_itself(path: &Path) -> io::Result<String> {
+    read_text(open_itself(path, File::options().read(true))?)
+}
+
+fn read_text(file: File) -> io::Result<String> {
     let mut text = String::new();
-    open(path, File::options().read(true))?.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    file.take(MAX_TEXT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_TEXT {
         return Err(io::Error::new(ErrorKind::InvalidData, "it is too long"));
     }

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
+use host::usb::NODES;
 use jail::watch::{self, FileAccess};
 
 use crate::status::Status;
@@ -22,9 +23,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const RESOLV: &str = "/etc/resolv.conf";
 /// Readable folders: the host's state, the control group, the resolvers and the time zones.
 const READ: [&str; 4] = ["/proc", "/sys/fs/cgroup", "/etc", "/usr/share/zoneinfo"];
-
-/// The folder of the host's USB devices, which the container may have.
-pub const USB_NODES: &str = "/dev/bus/usb";
 
 static FILES: OnceLock<FileAccess> = OnceLock::new();
 
@@ -56,7 +54,7 @@ pub fn open_usb() {
     if FILES.get().is_some() {
         let files = FileAccess {
             read: ["/sys/bus/usb/devices", "/sys/devices"].map(PathBuf::from).into(),
-            written: vec![USB_NODES.into()],
+            written: vec![NODES.into()],
             ..FileAccess::default()
         };
         enter_or_exit(|| files.enter(Capabilities::empty(), &[]));

@@ -103,6 +103,11 @@ pub struct Transfer {
 }
 
 impl Transfer {
+    /// Whether data comes from the device.
+    pub fn is_in(&self) -> bool {
+        self.endpoint & 0x80 != 0
+    }
+
     /// Copies the first bytes that the guest sends. Fails also if the guest sends fewer.
     pub fn read(&self, memory: &Memory, data: &mut [u8]) -> Result<(), NoMemory> {
         memory.gather(&self.pieces, data)

@@ -52,9 +52,7 @@ struct Fingerprints {
 impl Pin {
     pub(super) fn keep_in(&self, file: PathBuf) {
         // Others may write to the volume: a link could lead to any file.
-        let is_file = std::fs::symlink_metadata(&file).is_ok_and(|it| it.is_file());
-        let text = is_file.then(|| files::read(&file).ok()).flatten();
-        let kept = text.map(|text| text.trim().to_owned());
+        let kept = files::read_itself(&file).ok().map(|text| text.trim().to_owned());
         let is_fingerprint =
             |it: &String| it.len() == DIGITS && it.bytes().all(|it| it.is_ascii_hexdigit());
         if let Some(kept) = kept.filter(is_fingerprint) {

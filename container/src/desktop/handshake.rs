@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use super::RDP;
 use super::certificate::{Pin, connector};
-use super::{RDP, shown};
 use crate::pod::network::GuestAddress;
 
 /// Maximum bytes of a request of a browser. It has a name, a token and the first packet.
@@ -182,7 +182,8 @@ pub(super) async fn connect(
         return Err(Refusal::OtherCertificate);
     }
     let chain: Vec<_> = chain.iter().map(|it| it.to_vec()).collect();
-    let answer = RDCleanPathPdu::new_response(format!("{}:{RDP}", shown(address)), packet, chain);
+    let answer =
+        RDCleanPathPdu::new_response(format!("{}:{RDP}", address.to_canonical()), packet, chain);
     let answer = answer.map_err(|error| Refusal::Tls(io::Error::other(error)))?;
     Ok((answer, stream))
 }

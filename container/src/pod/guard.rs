@@ -9,6 +9,7 @@ use screen::web::viewers::Passwords;
 
 use super::runtime_folder::RuntimeFolder;
 use super::volume::Volume;
+use crate::files;
 use crate::plan::Plan;
 use crate::settings::value::{Secret, Value as _};
 use crate::settings::{Compat, Settings};
@@ -193,9 +194,9 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
 /// The password in a file of the volume. Others may write there: a link would show a file of the
 /// pod in its log, and other text than a password would break the log.
 fn kept(volume: &Volume, end: &str) -> Option<String> {
-    let is_file = std::fs::symlink_metadata(volume.file(end)).is_ok_and(|it| it.is_file());
-    let text = is_file.then(|| volume.read(end)).flatten()?;
-    (!text.is_empty() && Secret::read(&text).is_ok()).then_some(text)
+    let text = files::read_itself(&volume.file(end)).ok()?;
+    let text = text.trim();
+    (!text.is_empty() && Secret::read(text).is_ok()).then(|| text.to_owned())
 }
 
 /// The password that is kept on the volume, or a new one. Without a volume it is new each time.

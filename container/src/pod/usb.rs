@@ -12,12 +12,12 @@ use std::thread::Builder;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use host::usb;
+use host::usb::{self, NODES};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use vmm::control::host_usb::{HostUsb, INTERVAL};
 
-use crate::jail::{self, USB_NODES as NODES};
+use crate::jail;
 
 /// The maximum number of requests that wait.
 const MAX_REQUESTS: usize = 16;

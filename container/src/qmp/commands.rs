@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use vmm::control::Command;
+use vmm::control::host_usb::MAX_DEVICES;
 
 use super::Monitors;
 use super::events::runs;
@@ -17,7 +18,7 @@ use super::protocol::{self, Failure};
 use super::screendump::{self, Format};
 use crate::pod::machine_client;
 use crate::pod::usb;
-use crate::settings::translate::arguments::{MAX_USB, usb_filter};
+use crate::settings::translate::arguments::usb_filter;
 
 /// Commands, and whether an address that other hosts can reach answers them.
 const COMMANDS: &[(&str, bool)] = &[
@@ -209,7 +210,7 @@ impl Monitors {
             other => Some(other.to_string()),
         };
         let device = usb_filter(text)?.to_string();
-        if self.attached().contains_key(&id) || self.attached().len() >= MAX_USB {
+        if self.attached().contains_key(&id) || self.attached().len() >= MAX_DEVICES {
             return Err(Failure::generic(format!("Duplicate device ID '{id}'")));
         }
         usb::ask(usb::Request::Attach(device.clone())).await?;

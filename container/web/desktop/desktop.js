@@ -3,6 +3,7 @@
 import { Backend, displayControl, init } from "./ironrdp/iron-remote-desktop-rdp.js";
 import { clipboardOf, filesOf, printerExtensions } from "./clipboard.js";
 import { inputOf } from "./input.js";
+import { fullScreenAndMenus, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
 
 const $ = (id) => document.getElementById(id);
@@ -18,7 +19,6 @@ const SETTLED = 300;
 // A server that has not changed its size for this long is asked again, so many times.
 const ANSWERED = 1500;
 const MAX_ATTEMPTS = 4;
-const TOAST_TIME = 6000;
 const MAX_FAILURES = 1;
 // Limits of a desktop's size (MS-RDPEDISP 2.2.2.2.1).
 const [MIN_SIDE, MAX_SIDE] = [200, 8192];
@@ -66,20 +66,6 @@ window.WebSocket = class extends WebSocket {
   }
 };
 
-const remember = (key, value) => {
-  try { localStorage.setItem(`transom.${key}`, value); } catch { /* not remembered */ }
-};
-const remembered = (key, otherwise) => {
-  try { return localStorage.getItem(`transom.${key}`) ?? otherwise; } catch { return otherwise; }
-};
-
-let toastTimer = 0;
-function say(text) {
-  $("toast").textContent = text;
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => { $("toast").textContent = ""; }, TOAST_TIME);
-}
-
 // Shows the state, and a card over the picture with the parts named in `offers`.
 function show(state, word, reason = "", how = "", offers = []) {
   document.body.dataset.state = state;
@@ -97,7 +83,7 @@ function show(state, word, reason = "", how = "", offers = []) {
 const getSession = () => session;
 const input = inputOf($("screen"), $("typed"), getSession, () => remembered("desktop-keys", "place") === "letter");
 const clipboard = clipboardOf({
-  canvas: $("screen"), session: getSession, paste: input.paste, say,
+  canvas: $("screen"), session: getSession, paste: input.paste, say: showToast,
   show: (text) => { $("text").value = text; },
   upload,
 });
@@ -106,7 +92,7 @@ function upload(list) {
   if (session) {
     files.upload(list);
   } else {
-    say("The desktop is not connected.");
+    showToast("The desktop is not connected.");
   }
 }
 
@@ -147,16 +133,17 @@ function sendSize() {
 new ResizeObserver(resize).observe($("pane"));
 
 // --- the connection
+let busy = false;
 async function connect() {
   clearTimeout(timer);
-  if (session || document.body.dataset.busy) {
+  if (session || busy) {
     return;
   }
-  document.body.dataset.busy = "yes";
+  busy = true;
   try {
     await attempt();
   } finally {
-    delete document.body.dataset.busy;
+    busy = false;
   }
 }
 
@@ -269,7 +256,7 @@ function build() {
     .remoteClipboardChangedCallback(clipboard.copied)
     .forceClipboardUpdateCallback(clipboard.again)
     .extension(displayControl(true));
-  const more = [...files.provider.getBuilderExtensions(), ...printerExtensions(say)];
+  const more = [...files.provider.getBuilderExtensions(), ...printerExtensions(showToast)];
   more.forEach((extension) => builder.extension(extension));
   return builder;
 }
@@ -368,7 +355,7 @@ $("trust").addEventListener("click", async () => {
   const head = { method: "POST", headers: { "Content-Type": "application/json" }, body };
   const answer = await fetch("desktop/trust", head).catch(() => null);
   if (!answer?.ok) {
-    say(answer ? (await answer.text()).trim() : "The host cannot be reached.");
+    showToast(answer ? (await answer.text()).trim() : "The host cannot be reached.");
   }
   connect();
 });
@@ -383,32 +370,9 @@ $("win").addEventListener("click", () => {
   $("screen").focus();
 });
 $("board").addEventListener("click", () => $("typed").focus({ preventScroll: true }));
-soundButton($("sound"), say, () => $("screen").focus());
+soundButton($("sound"), showToast, () => $("screen").focus());
 
-$("full").addEventListener("click", () => {
-  const end = document.fullscreenElement;
-  const change = end ? document.exitFullscreen() : document.documentElement.requestFullscreen?.();
-  change?.catch(() => {});
-});
-$("full").hidden = !document.documentElement.requestFullscreen;
-document.addEventListener("fullscreenchange", () => {
-  const full = Boolean(document.fullscreenElement);
-  $("full").setAttribute("aria-pressed", String(full));
-  document.body.classList.remove("shown");
-  // Sends Escape, Alt-Tab and the like to the machine, where browsers allow it.
-  if (full) {
-    navigator.keyboard?.lock?.().catch(() => {});
-  } else {
-    navigator.keyboard?.unlock?.();
-  }
-  $("screen").focus();
-});
-$("handle").addEventListener("click", () => document.body.classList.toggle("shown"));
-document.querySelectorAll(".menu").forEach((menu) => menu.addEventListener("toggle", (event) => {
-  if (event.newState === "closed" && document.activeElement === document.body) {
-    $("screen").focus();
-  }
-}));
+fullScreenAndMenus(() => $("screen").focus());
 
 for (const [key, otherwise] of [["desktop-size", "follow"], ["desktop-keys", "place"]]) {
   document.querySelectorAll(`input[name=${key}]`).forEach((it) => {
@@ -447,7 +411,7 @@ function showTransfer(text, part) {
   $("moved").hidden = part === undefined;
   $("moved").value = part ?? 0;
   if (!$("files").matches(":popover-open")) {
-    say(text);
+    showToast(text);
   }
 }
 
@@ -468,7 +432,7 @@ function listFiles(list) {
     }
   };
   if (plain.length > 0) {
-    say(`${plain.length === 1 ? "1 file was" : `${plain.length} files were`} copied in the machine: “Files” above downloads.`);
+    showToast(`${plain.length === 1 ? "1 file was" : `${plain.length} files were`} copied in the machine: “Files” above downloads.`);
   }
 }
 

@@ -1,6 +1,7 @@
 // Keyboard, mouse and fingers for the remote desktop.
 import XtScancode from "./novnc/core/input/xtscancodes.js";
 import { Backend } from "./ironrdp/iron-remote-desktop-rdp.js";
+import { phoneKeyboard } from "./page.js";
 
 const { DeviceEvent, InputTransaction } = Backend;
 // Times are in milliseconds, distances in pixels of the page.
@@ -9,8 +10,6 @@ const SLOP = 10;
 // Buttons of DOM events.
 const [LEFT, RIGHT] = [0, 2];
 const MODIFIERS = ["Control", "Alt", "Meta"];
-// What the text field of a phone's keyboard contains, so that it can be deleted.
-const FILL = "\u00a0".repeat(16);
 
 // `session()` is the session, or null. `byLetter()`: letters instead of scan codes are sent.
 export function inputOf(canvas, typed, session, byLetter) {
@@ -49,7 +48,7 @@ export function inputOf(canvas, typed, session, byLetter) {
   };
   listenToMouse(canvas, send);
   listenToFingers(canvas, send);
-  listenToPhone(typed, chord, type);
+  phoneKeyboard(typed, () => chord("Backspace"), type);
   return { chord, paste, type };
 }
 
@@ -211,30 +210,4 @@ function listenToFingers(canvas, send) {
   });
   canvas.addEventListener("pointerup", end);
   canvas.addEventListener("pointercancel", end);
-}
-
-// Text from a phone's keyboard, which sends changes of a text instead of keys.
-function listenToPhone(typed, chord, type) {
-  let before = FILL;
-  const clear = () => {
-    typed.value = FILL;
-    before = FILL;
-  };
-  clear();
-  typed.addEventListener("blur", clear);
-  typed.addEventListener("input", (event) => {
-    const after = typed.value;
-    let same = 0;
-    while (same < before.length && before[same] === after[same]) {
-      same += 1;
-    }
-    for (let count = before.length - same; count > 0; count -= 1) {
-      chord("Backspace");
-    }
-    type(after.slice(same));
-    before = after;
-    if (!event.isComposing && (after.length < 8 || after.length > 200)) {
-      clear();
-    }
-  });
 }

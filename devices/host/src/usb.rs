@@ -16,7 +16,8 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 
 const SYSFS: &str = "/sys/bus/usb/devices";
-const NODES: &str = "/dev/bus/usb";
+/// The folder of the devices' nodes.
+pub const NODES: &str = "/dev/bus/usb";
 /// bDeviceClass of a hub, whose devices are passed through one by one.
 const HUB: u8 = 9;
 /// The maximum number of devices that are listed, and of characters in a name.

@@ -25,7 +25,7 @@ pub const INTERVAL: Duration = Duration::from_secs(1);
 /// The time limit of a command, which may wait for a slow device.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The maximum number of devices. No controller has more ports.
-const MAX_DEVICES: usize = 15;
+pub const MAX_DEVICES: usize = 15;
 const KIND: &str = "usb-host";
 
 /// A configured device, which is attached whenever it is plugged in.
@@ -134,13 +134,6 @@ impl HostUsb {
             }
         }
         Ok(())
-    }
-
-    /// Forgets that devices are attached, because the machine is another one.
-    pub fn forget(&mut self) {
-        for entry in &mut self.entries {
-            (entry.name, entry.at) = (None, None);
-        }
     }
 
     fn attach(&self, found: &Found) -> anyhow::Result<String> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use host::usb::Filter;
+use vmm::control::host_usb::MAX_DEVICES;
 
 use super::monitor::{Place, Protocol};
 use super::options::Options;
@@ -67,9 +68,6 @@ pub struct Drive {
 const MAX_ENTRIES: usize = 64;
 /// The maximum number of listeners, each of which has a few clients.
 const MAX_MONITORS: usize = 8;
-/// The maximum number of USB devices of the host.
-pub const MAX_USB: usize = 15;
-
 /// The USB device of QEMU's options.
 pub fn usb_filter(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Filter> {
     fn number<T: TryFrom<u32>>(key: &str, text: &str) -> anyhow::Result<T> {
@@ -184,7 +182,7 @@ impl Arguments {
 
     /// `-device usb-host`. QEMU's `hostdevice` is a path of a node: bus and address.
     pub(super) fn usb_host(&mut self, options: &Options) -> anyhow::Result<()> {
-        ensure!(self.usb.len() < MAX_USB, "at most {MAX_USB} USB devices are supported");
+        ensure!(self.usb.len() < MAX_DEVICES, "at most {MAX_DEVICES} USB devices are supported");
         let filter = usb_filter(|key| options.get(key).map(str::to_owned))?;
         self.usb.push(filter.to_string());
         Ok(())

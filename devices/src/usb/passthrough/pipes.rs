@@ -114,14 +114,10 @@ impl Pipes {
 }
 
 impl Pipe {
-    fn is_in(&self) -> bool {
-        self.transfer.endpoint & 0x80 != 0
-    }
-
     fn submit(&mut self, handle: &dyn Handle, memory: &Memory, tag: u64) -> Result<(), Fault> {
         let length = (self.transfer.length - self.done).min(PART);
         let mut data = vec![0; length as usize];
-        if !self.is_in() {
+        if !self.transfer.is_in() {
             let pieces = subrange(&self.transfer.pieces, self.done.into(), length.into());
             memory.gather(&pieces, &mut data).map_err(|_| Fault::Memory)?;
         }
@@ -139,7 +135,7 @@ impl Pipe {
         let (_, length) = self.part.take()?;
         // A device that sends too much, or says so, is cut.
         let moved = u32::try_from(ended.moved).map_or(length, |it| it.min(length));
-        if self.is_in() {
+        if self.transfer.is_in() {
             let data = ended.data.get(..moved as usize).unwrap_or_default();
             let pieces = subrange(&self.transfer.pieces, self.done.into(), data.len() as u64);
             if memory.scatter(&pieces, data).is_err() {
@@ -152,7 +148,7 @@ impl Pipe {
             Ok(()) | Err(Errno::REMOTEIO) => Some(Ok(self.done)),
             Err(Errno::PIPE) => Some(Err(Fault::Stall)),
             // Withdrawn by the guest. Data that the device has sent is not lost.
-            Err(_) if self.stopped && self.is_in() && self.done > 0 => Some(Ok(self.done)),
+            Err(_) if self.stopped && self.transfer.is_in() && self.done > 0 => Some(Ok(self.done)),
             Err(_) if self.stopped => None,
             Err(_) => Some(Err(Fault::Gone)),
         }

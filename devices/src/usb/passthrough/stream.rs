@@ -92,16 +92,12 @@ impl Stream {
     }
 }
 
-fn is_in(transfer: &Transfer) -> bool {
-    transfer.endpoint & 0x80 != 0
-}
-
 fn urb(transfers: &[Transfer], memory: &Memory, tag: u64) -> Option<Urb> {
     let mut data = Vec::new();
     for transfer in transfers {
         let start = data.len();
         data.resize(start + transfer.length as usize, 0);
-        if !is_in(transfer) {
+        if !transfer.is_in() {
             transfer.read(memory, &mut data[start..]).ok()?;
         }
     }
@@ -118,7 +114,7 @@ fn deliver(
     moved: u32,
     memory: &Memory,
 ) -> Result<u32, Fault> {
-    if !is_in(transfer) {
+    if !transfer.is_in() {
         return Ok(transfer.length);
     }
     // A device that sends too much, or says so, is cut.

@@ -3,6 +3,7 @@
 import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
+import { fullScreenAndMenus, phoneKeyboard, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
 
 const $ = (id) => document.getElementById(id);
@@ -16,8 +17,7 @@ const SHOW_CONNECTING = 700;
 // While text is typed: no more than MAX_BUFFERED bytes are queued, which is checked at this interval.
 const POLL = 20;
 const MAX_BUFFERED = 16384;
-// How long a message stays, and how often the state of a paused machine is read.
-const TOAST_TIME = 6000;
+// How often the state of a paused machine is read.
 const PAUSED_POLL = 3000;
 // How often a guest without a remote desktop is asked for it.
 const DESKTOP_POLL = 15000;
@@ -36,14 +36,6 @@ let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
 let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false, desktop: false };
-
-// --- settings that are remembered, unless the browser forbids it
-const remember = (key, value) => {
-  try { localStorage.setItem(`transom.${key}`, value); } catch { /* not remembered */ }
-};
-const remembered = (key, otherwise) => {
-  try { return localStorage.getItem(`transom.${key}`) ?? otherwise; } catch { return otherwise; }
-};
 
 function show(state, text) {
   document.body.dataset.state = state;
@@ -65,14 +57,6 @@ function showCover(text, how = "") {
   $("how").textContent = how;
   $("how").hidden = !how;
   $("cover").hidden = !text;
-}
-
-// Shows a message at the lower edge for a while.
-let toastTimer = 0;
-function showToast(text) {
-  $("toast").textContent = text;
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => { $("toast").textContent = ""; }, TOAST_TIME);
 }
 
 // Keeps the last picture in sight, dimmed.
@@ -330,31 +314,7 @@ new ResizeObserver(() => {
   }, SETTLED);
 }).observe($("screen"));
 
-$("full").addEventListener("click", () => {
-  const end = document.fullscreenElement;
-  const change = end ? document.exitFullscreen() : document.documentElement.requestFullscreen?.();
-  change?.catch(() => {});
-});
-$("full").hidden = !document.documentElement.requestFullscreen;
-document.addEventListener("fullscreenchange", () => {
-  const full = Boolean(document.fullscreenElement);
-  $("full").setAttribute("aria-pressed", String(full));
-  document.body.classList.remove("shown");
-  // Sends Escape, Alt-Tab and the like to the machine, where browsers allow it.
-  if (full) {
-    navigator.keyboard?.lock?.().catch(() => {});
-  } else {
-    navigator.keyboard?.unlock?.();
-  }
-  rfb?.focus();
-});
-$("handle").addEventListener("click", () => document.body.classList.toggle("shown"));
-
-document.querySelectorAll(".menu").forEach((menu) => menu.addEventListener("toggle", (event) => {
-  if (event.newState === "closed" && document.activeElement === document.body) {
-    rfb?.focus();
-  }
-}));
+fullScreenAndMenus(() => rfb?.focus());
 
 // --- keys
 const KEYS = {
@@ -454,11 +414,7 @@ $("board").addEventListener("click", () => {
   }
 });
 
-// --- text from a phone's keyboard, which sends changes of a text instead of keys
-const FILL = "\u00a0".repeat(16);
-const typed = $("typed");
-typed.value = FILL;
-
+// --- text that is typed for the user
 // The characters that the machine's keyboard has no key for.
 function lacking(text) {
   return [...new Set(text)].filter((it) => !"\r\n\t".includes(it) && !machine.characters.includes(it));
@@ -486,32 +442,7 @@ function letters(text) {
   }
 }
 
-function backspace() {
-  rfb?.sendKey(XK.XK_BackSpace, "Backspace");
-}
-
-let before = FILL;
-typed.addEventListener("input", (event) => {
-  // While a word is being composed, the machine gets each change of it.
-  const after = typed.value;
-  let same = 0;
-  while (same < before.length && before[same] === after[same]) {
-    same += 1;
-  }
-  for (let count = before.length - same; count > 0; count -= 1) {
-    backspace();
-  }
-  letters(after.slice(same));
-  before = after;
-  if (!event.isComposing && (after.length < 8 || after.length > 200)) {
-    typed.value = FILL;
-    before = FILL;
-  }
-});
-typed.addEventListener("blur", () => {
-  typed.value = FILL;
-  before = FILL;
-});
+phoneKeyboard($("typed"), () => rfb?.sendKey(XK.XK_BackSpace, "Backspace"), letters);
 
 // --- the clipboard
 let confirmed = false;
