@@ -1,6 +1,9 @@
 //! The small virtio devices under Linux: a balloon that returns memory to the host and takes it
-//! back, and a named port.
+//! back, a named port, and the clipboard's agent.
 #![forbid(unsafe_code)]
+
+#[path = "virtio/clipboard.rs"]
+mod clipboard;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +28,8 @@ const WORK: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
-const ASSETS: &[&str] = &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX"];
+const ASSETS: &[&str] =
+    &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX", "CLIPBOARD_TOOLS"];
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
     for release in RELEASES {
         let of_it = [
             test(release, "talks_through_a_named_port", talks_through_a_named_port),
+            test(release, "shares_its_clipboard_with_viewers", clipboard::is_shared_with_viewers),
             test(release, "reports_free_memory", reports_free_memory),
             test(release, "returns_memory_and_reclaims_it", gives_memory_back),
         ];

@@ -41,6 +41,7 @@ impl Board {
             input: Arc::default(),
             screens: Arc::default(),
             sound: Arc::default(),
+            clipboard: Arc::default(),
             disks: Arc::default(),
             links: Arc::default(),
             balloon: Arc::default(),

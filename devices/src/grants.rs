@@ -23,8 +23,8 @@ use host::input::Hub;
 use host::memory::Memory;
 use host::net::Network;
 use host::net::link::Links;
-use host::sound;
 use host::stream::Stream;
+use host::{clipboard, sound};
 
 /// Grants resources to one device at build time.
 pub trait Grants: Resources {
@@ -148,6 +148,8 @@ pub struct Shared {
     pub screens: Arc<Screens>,
     /// Sound cards play here, and viewers listen here.
     pub sound: Arc<sound::Hub>,
+    /// The guest's agent and viewers exchange texts here.
+    pub clipboard: Arc<clipboard::Hub>,
     /// Controllers register here, and the operator grows disks here.
     pub disks: Arc<Disks>,
     /// Controllers register here, and the operator connects and disconnects cables here.

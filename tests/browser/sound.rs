@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use host::clipboard;
 use host::sound::{FRAME_BYTES, Hub, RATE};
 use screen::rfb::canvas::Canvas;
 use screen::rfb::{Interfaces, Server};
@@ -26,8 +27,12 @@ const TICK: Duration = Duration::from_millis(2);
 /// itself is late at times.
 const ROUNDS: u32 = 6;
 
-/// A screen with sound but without a machine. Returns its address.
-fn serve(runtime: &Runtime, sound: &Arc<Hub>) -> Result<String> {
+/// A screen with sound and clipboard but without a machine. Returns its address.
+pub(crate) fn serve(
+    runtime: &Runtime,
+    sound: &Arc<Hub>,
+    clipboard: &Arc<clipboard::Hub>,
+) -> Result<String> {
     let config =
         Config { address: Some("127.0.0.1:0".to_owned().try_into().unwrap()), ..Config::default() };
     let _context = runtime.enter();
@@ -39,7 +44,7 @@ fn serve(runtime: &Runtime, sound: &Arc<Hub>) -> Result<String> {
     let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").expect("a keyboard"),
-        clipboard: None,
+        clipboard: clipboard.clone(),
         sound: sound.clone(),
         power: Box::new(|_| {}),
     };
@@ -80,7 +85,7 @@ fn sound_plays_without_gaps() -> Result<()> {
     let sound = Arc::<Hub>::default();
     sound.add_card();
     let (runtime, stop) = (Runtime::new()?, AtomicBool::new(false));
-    let address = serve(&runtime, &sound)?;
+    let address = serve(&runtime, &sound, &Arc::default())?;
     let (mut browser, _folder) = browser()?;
     browser.go(&address)?;
     browser.until(CONNECTED)?;

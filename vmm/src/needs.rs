@@ -88,7 +88,7 @@ fn sockets(config: &Config) -> Vec<PathBuf> {
     let streams = first.chain(config.device.iter().filter_map(|device| device.stream()));
     let streams = streams.filter_map(|stream| match stream {
         Stream::Socket(path) => Some(path.clone()),
-        Stream::None | Stream::Stdio | Stream::File(_) => None,
+        Stream::None | Stream::Stdio | Stream::File(_) | Stream::Clipboard => None,
     });
     control.chain(screens).chain(streams).collect()
 }

@@ -102,7 +102,8 @@ impl Listeners {
             submit(Request::unanswered(command));
         });
         let sound = machine.shared().sound.clone();
-        let interfaces = Interfaces { hub, layout, clipboard: None, sound, power };
+        let clipboard = machine.shared().clipboard.clone();
+        let interfaces = Interfaces { hub, layout, clipboard, sound, power };
         let server = Server::new(canvas.clone(), interfaces);
         runtime.spawn(canvas.run());
         for vnc in self.vnc {

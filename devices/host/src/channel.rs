@@ -4,6 +4,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,6 +14,7 @@ use rustix::net::{RecvFlags, recv};
 use rustix::termios::isatty;
 use vmm_sys_util::epoll::EventSet;
 
+use super::clipboard::{Hub, Port};
 use super::stream::{self, Escape, ListeningSocket, Stream};
 
 /// A pipe or terminal that polls as writable has room for at least this many bytes.
@@ -30,6 +32,7 @@ enum Side {
     },
     File(OwnedFd),
     Socket(ListeningSocket, Option<Client>),
+    Clipboard(Port),
 }
 
 struct Client {
@@ -41,7 +44,7 @@ struct Client {
 }
 
 impl Channel {
-    pub fn open(stream: &Stream) -> anyhow::Result<Self> {
+    pub fn open(stream: &Stream, clipboard: &Arc<Hub>) -> anyhow::Result<Self> {
         Ok(Self(match stream {
             Stream::None => Side::Nowhere,
             Stream::Stdio => {
@@ -57,7 +60,15 @@ impl Channel {
                 Side::File(file.with_context(|| format!("file {}", path.display()))?)
             }
             Stream::Socket(path) => Side::Socket(ListeningSocket::new(path)?, None),
+            Stream::Clipboard => Side::Clipboard(clipboard.port()?),
         }))
+    }
+
+    /// A program in the guest has opened or closed the port.
+    pub fn guest_listens(&self, listens: bool) {
+        if let Side::Clipboard(port) = &self.0 {
+            port.set_open(listens);
+        }
     }
 
     /// False only for a socket without a client.
@@ -79,6 +90,7 @@ impl Channel {
                 input.into_iter().chain(room.then(|| on(output, EventSet::OUT))).collect()
             }
             Side::File(file) => room.then(|| on(file, EventSet::OUT)).into_iter().collect(),
+            Side::Clipboard(port) => input.then(|| on(port, EventSet::IN)).into_iter().collect(),
             Side::Socket(bound, None) => vec![on(&bound.listener, EventSet::IN)],
             Side::Socket(_, Some(client)) => {
                 let flags = flags(input && !client.ended);
@@ -131,6 +143,10 @@ impl Channel {
                 }
                 if count == 0 { nothing } else { Ok(count) }
             }
+            Side::Clipboard(port) => match port.read(buffer) {
+                0 => nothing,
+                count => Ok(count),
+            },
             Side::Socket(_, Some(client)) if client.ended => nothing,
             Side::Socket(_, place @ Some(_)) => {
                 let Some(client) = place else { return nothing };
@@ -154,6 +170,10 @@ impl Channel {
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.0 {
             Side::Nowhere => Ok(bytes.len()),
+            Side::Clipboard(port) => {
+                port.write(bytes);
+                Ok(bytes.len())
+            }
             Side::Stdio { output, .. } | Side::File(output) => {
                 if !has(output, PollFlags::OUT) {
                     return Err(ErrorKind::WouldBlock.into());

@@ -23,6 +23,7 @@ macro_rules! as_text {
 }
 
 pub mod channel;
+pub mod clipboard;
 pub mod disk;
 pub mod display;
 pub mod failure;

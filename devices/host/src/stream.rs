@@ -31,6 +31,8 @@ pub enum Stream {
     File(PathBuf),
     /// A listening Unix socket, for one client at a time.
     Socket(PathBuf),
+    /// The viewers' clipboard. Only virtio-serial leads there.
+    Clipboard,
 }
 
 impl TryFrom<String> for Stream {
@@ -47,6 +49,7 @@ impl TryFrom<String> for Stream {
         match text.split_once(':') {
             None if text == "stdio" => Ok(Self::Stdio),
             None if text == "none" => Ok(Self::None),
+            None if text == "clipboard" => Ok(Self::Clipboard),
             Some(("file", rest)) => path(rest, Self::File),
             Some(("socket", rest)) => path(rest, Self::Socket),
             _ => Err(format!(
@@ -63,6 +66,7 @@ impl From<Stream> for String {
             Stream::Stdio => "stdio".into(),
             Stream::File(path) => format!("file:{}", path.display()),
             Stream::Socket(path) => format!("socket:{}", path.display()),
+            Stream::Clipboard => "clipboard".into(),
         }
     }
 }
@@ -197,6 +201,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
             let input = Input::Socket(ListeningSocket::new(path)?, client.clone());
             (Box::new(SocketOutput(client)), Some(input))
         }
+        Stream::Clipboard => bail!("clipboard: only a virtio-serial port leads to the clipboard"),
     })
 }
 
@@ -209,7 +214,7 @@ pub fn output(stream: &Stream) -> anyhow::Result<Output> {
             "`{}` cannot be used for output only: write `stdio`, `file:PATH` or `none`",
             String::from(stream.clone())
         ),
-        Stream::None | Stream::File(_) => Ok(open(stream)?.0),
+        Stream::None | Stream::File(_) | Stream::Clipboard => Ok(open(stream)?.0),
     }
 }
 
@@ -427,7 +432,7 @@ mod test {
 
     #[test]
     fn a_stream_reads_back_as_printed() {
-        for text in ["stdio", "none", "file:/tmp/a:b", "socket:/tmp/s"] {
+        for text in ["stdio", "none", "clipboard", "file:/tmp/a:b", "socket:/tmp/s"] {
             let stream = Stream::try_from(text.to_owned()).unwrap();
             assert_eq!(String::from(stream), text);
         }

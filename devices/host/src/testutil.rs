@@ -1,5 +1,6 @@
 //! Shared by the tests of this crate and of others.
 
+pub mod agent;
 pub mod noise;
 pub mod swtpm;
 pub mod tap;

@@ -30,6 +30,7 @@ use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
 use host::channel::{Channel, is_retryable};
+use host::clipboard;
 use host::memory::Piece;
 use host::stream::Stream;
 
@@ -43,7 +44,9 @@ pub struct Config {
     /// Name by which programs in the guest find the port. Without a name the port is a console.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Host side of the port: `stdio`, `file:PATH`, `socket:PATH` or `none`.
+    /// Host side of the port: `stdio`, `file:PATH`, `socket:PATH`, `none`, or `clipboard`: text is
+    /// copied and pasted between viewers and SPICE's agent in the guest (`spice-vdagent`), which
+    /// looks for the name `com.redhat.spice.0`. That is the name by default then.
     #[serde(default)]
     pub to: Stream,
 }
@@ -78,7 +81,9 @@ const BATCH: usize = 32;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
-        if let Some(name) = &self.name {
+        let agent = (self.to == Stream::Clipboard).then(|| clipboard::PORT.to_owned());
+        let name = self.name.or(agent);
+        if let Some(name) = &name {
             let plain = name.chars().all(|letter| letter.is_ascii_graphic() && letter != '/');
             ensure!(
                 plain && (1..=MAX_NAME).contains(&name.len()),
@@ -87,8 +92,8 @@ impl Build for Config {
             );
         }
         let device = Console {
-            channel: Some(Channel::open(&self.to)?),
-            name: self.name,
+            channel: Some(Channel::open(&self.to, &grants.shared().clipboard)?),
+            name,
             state: State::default(),
             thread: None,
         };
@@ -179,6 +184,7 @@ impl Virtio for Console {
             guest_has_room: false,
             queues,
         };
+        server.channel.guest_listens(server.state.open);
         server.resume();
         self.thread = Some(Thread::spawn(server)?);
         Ok(())
@@ -199,6 +205,9 @@ impl Virtio for Console {
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<State> = saved.take()?;
         self.state = saved.unwrap_or_default();
+        if let Some(channel) = &self.channel {
+            channel.guest_listens(self.state.open);
+        }
         Ok(())
     }
 }
@@ -340,7 +349,10 @@ impl Server {
                 (self.state.describe, self.state.ready, self.state.told) = (true, true, false);
             }
             PORT_READY if ours => (self.state.describe, self.state.ready) = (false, false),
-            PORT_OPEN if ours => self.state.open = value,
+            PORT_OPEN if ours => {
+                self.state.open = value;
+                self.channel.guest_listens(value);
+            }
             _ => {}
         }
     }

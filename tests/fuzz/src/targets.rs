@@ -27,6 +27,7 @@ hostile! {
     hostile_answer: "../../../container/tests/hostile_answer/mod.rs",
     hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
+    hostile_clipboard: "../../../devices/tests/hostile_clipboard/mod.rs",
     hostile_desktop: "../../../container/tests/hostile_desktop/mod.rs",
     hostile_download: "../../../container/tests/hostile_download/mod.rs",
     hostile_e1000e: "../../../devices/tests/hostile_e1000e/mod.rs",
@@ -72,6 +73,9 @@ pub const TARGETS: &[Target] = &[
     }),
     target("hda", 4096, Bytes, |it| {
         hostile_hda::run(it.iter().copied());
+    }),
+    target("clipboard", 4096, Bytes, |it| {
+        hostile_clipboard::run(it.iter().copied());
     }),
     target("lease", 4096, Bytes, |it| hostile_net::run_with_vhost(it.iter().copied())),
     target("nvme", 4096, Bytes, |it| {

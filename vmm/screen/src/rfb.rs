@@ -51,6 +51,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use host::clipboard::MAX_TEXT_BYTES;
 use host::input::Hub;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -58,7 +59,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use self::canvas::{Canvas, Viewer};
-use self::clipboard::{Clipboard, Text};
+use self::clipboard::Text;
 use self::format::PixelFormat;
 use self::handshake::Welcome;
 use self::lobby::{Entrant, HANDSHAKE, Lobby};
@@ -136,8 +137,8 @@ pub enum Power {
 pub struct Interfaces {
     pub hub: Arc<Hub>,
     pub layout: Arc<Layout>,
-    /// The guest's clipboard agent. Without one, texts are dropped.
-    pub clipboard: Option<Arc<dyn Clipboard>>,
+    /// Texts of viewers go to the agent in the guest. Without one, they are dropped.
+    pub clipboard: Arc<host::clipboard::Hub>,
     /// Sound cards play there, if there are any.
     pub sound: Arc<host::sound::Hub>,
     pub power: Box<dyn Fn(Power) + Send + Sync>,
@@ -186,7 +187,8 @@ impl Client {
 impl Server {
     /// A server for a display. The caller must poll `canvas().run()`.
     pub fn new(canvas: Arc<Canvas>, interfaces: Interfaces) -> Arc<Self> {
-        Arc::new(Self {
+        let copied = interfaces.clipboard.clone();
+        let server = Arc::new(Self {
             canvas,
             interfaces,
             lobby: Lobby::new(Arc::default()),
@@ -195,7 +197,14 @@ impl Server {
             budget: Arc::new(Semaphore::new(BUDGET)),
             encoders: Arc::new(Semaphore::new(encoders())),
             repeats: Arc::new(Semaphore::new(1)),
-        })
+        });
+        let viewers = Arc::downgrade(&server);
+        copied.on_copied(Box::new(move |text| {
+            if let Some(server) = viewers.upgrade() {
+                server.copied(text);
+            }
+        }));
+        server
     }
 
     /// Failed logins, counted for VNC viewers and browsers together.
@@ -275,7 +284,7 @@ impl Server {
 
     /// Offers a text that the guest copied to all clients with full access.
     pub fn copied(&self, text: &str) {
-        if text.len() > message::MAX_TEXT_BYTES {
+        if text.len() > MAX_TEXT_BYTES {
             return tracing::debug!(
                 "vnc: clipboard text of {} bytes is too long to send",
                 text.len()

@@ -171,6 +171,37 @@ fn the_guest_is_notified_of_each_client() {
 }
 
 #[test]
+fn the_agent_of_the_clipboard_is_there_while_it_has_the_port_open() {
+    let bench = bench(None, Stream::Clipboard);
+    let clipboard = bench.board.shared.clipboard.clone();
+    let mut driver = driver(&bench, MULTIPORT);
+    send_message(&mut driver, PORT_READY, 1);
+    let named = [&message(1, PORT_NAME, 1), &b"com.redhat.spice.0\0"[..]].concat();
+    assert_eq!(receive_message(&mut driver), named);
+    assert_eq!(receive_message(&mut driver), message(1, PORT_OPEN, 1));
+    let words = |words: &[u32]| words.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
+    let announces = |driver: &mut Driver<'_>| {
+        send_message(driver, PORT_OPEN, 1);
+        assert_eq!(receive(driver, INPUT, 256)[..16], words(&[1, 28, 1, 6]));
+        assert!(!clipboard.has_agent());
+        send(driver, OUTPUT, &words(&[1, 28, 1, 6, 0, 0, 8, 0, 1 << 5]));
+        assert!(clipboard.has_agent());
+    };
+    announces(&mut driver);
+    clipboard.offer("text");
+    assert_eq!(receive(&mut driver, INPUT, 256), words(&[1, 24, 1, 7, 0, 0, 4, 1]));
+    // The machine pauses, the agent ends, the driver is unloaded.
+    let saved = bench.board.park();
+    bench.board.run(saved).unwrap();
+    assert!(clipboard.has_agent());
+    send_message(&mut driver, PORT_OPEN, 0);
+    assert!(!clipboard.has_agent());
+    announces(&mut driver);
+    driver.set_status(0);
+    assert!(!clipboard.has_agent());
+}
+
+#[test]
 fn a_half_closed_client_still_receives_the_answer() {
     let (_folder, path, bench) = agent();
     let mut driver = open(&bench, EVENT_IDX);

@@ -1,7 +1,7 @@
 //! Text that is copied on one side and pasted on the other.
 //!
-//! An agent represents the guest: it receives the texts of clients ([`Clipboard`]), and texts that
-//! the guest copies are offered to all clients. Clients with the extended clipboard (rfbproto) use
+//! Texts of clients go to the agent in the guest ([`host::clipboard`]), and texts that the guest
+//! copies are offered to all clients. Clients with the extended clipboard (rfbproto) use
 //! UTF-8, and texts are sent to them on request. Other clients get ISO 8859-1.
 //!
 //! Threats: compressed texts of clients may be bombs. Decompression stops at [`MAX_TEXT_BYTES`].
@@ -14,13 +14,7 @@ use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 
-use super::message::MAX_TEXT_BYTES;
-
-/// The guest's clipboard agent.
-pub trait Clipboard: Send + Sync {
-    /// Called when a client with full access copied a text.
-    fn copied(&self, text: &str);
-}
+use host::clipboard::MAX_TEXT_BYTES;
 
 /// The only format that we support.
 const TEXT: u32 = 1 << 0;

@@ -7,11 +7,10 @@
 
 use anyhow::bail;
 
+use host::clipboard::MAX_TEXT_BYTES;
+
 use super::format::PixelFormat;
 use super::picture::Area;
-
-/// Maximum bytes of a clipboard text. Longer ones are skipped.
-pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// A screen in `SetDesktopSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -395,20 +395,18 @@ impl Session {
 
     /// Passes a text to the guest's agent. It is not decoded if it has no destination.
     fn copied(&self, text: impl FnOnce() -> String) {
-        match &self.server.interfaces.clipboard {
-            Some(agent) if self.client.access == Access::Full => agent.copied(&text()),
-            _ => tracing::debug!(
-                "vnc: {}: ignored a text: no agent, or view-only access",
-                self.client.peer
-            ),
+        let clipboard = &self.server.interfaces.clipboard;
+        if self.client.access == Access::Full && clipboard.has_agent() {
+            return clipboard.offer(&text());
         }
+        tracing::debug!("vnc: {}: ignored a text: no agent, or view-only access", self.client.peer);
     }
 
     fn clipboard(&self, bytes: &[u8]) {
         if self.client.access != Access::Full {
             return;
         }
-        let agent = self.server.interfaces.clipboard.is_some();
+        let agent = self.server.interfaces.clipboard.has_agent();
         if !agent && clipboard::is_text(bytes) {
             return self.copied(String::new);
         }

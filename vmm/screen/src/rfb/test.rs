@@ -10,6 +10,7 @@ use des::Des;
 use des::cipher::{Block, BlockCipherEncrypt as _, KeyInit as _};
 use host::display::Mode;
 use host::input::{Event, Hub, Key, Lights, Sink};
+use host::testutil::agent::{GuestAgent, LINUX};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -22,7 +23,7 @@ use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
-use super::clipboard::{self, Clipboard, ClipboardMessage};
+use super::clipboard::{self, ClipboardMessage};
 use super::listen::Listener;
 use super::lobby::Lobby;
 use super::picture::Area;
@@ -62,20 +63,11 @@ impl Sink for Board {
     }
 }
 
-#[derive(Default)]
-struct Agent(std::sync::Mutex<Vec<String>>);
-
-impl Clipboard for Agent {
-    fn copied(&self, text: &str) {
-        self.0.lock().unwrap().push(text.into());
-    }
-}
-
 struct Bench {
     server: Arc<Server>,
     fake: Arc<FakeDisplay>,
     board: Arc<Board>,
-    agent: Arc<Agent>,
+    clipboard: Arc<host::clipboard::Hub>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
     /// The tasks of all clients.
     served: std::sync::Mutex<Vec<JoinHandle<()>>>,
@@ -88,19 +80,20 @@ fn bench(rules: Rules) -> Bench {
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake.clone()), hub.clone());
-    let (agent, power) = (Arc::<Agent>::default(), Arc::<std::sync::Mutex<Vec<Power>>>::default());
+    let power = Arc::<std::sync::Mutex<Vec<Power>>>::default();
+    let clipboard = Arc::<host::clipboard::Hub>::default();
     let pressed = power.clone();
     let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
-        clipboard: Some(agent.clone()),
+        clipboard: clipboard.clone(),
         sound: Arc::default(),
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };
     tokio::spawn(canvas.clone().run());
     let server = Server::new(canvas, interfaces);
     let rules = Arc::new(rules);
-    Bench { server, fake, board, agent, power, served: Default::default(), rules }
+    Bench { server, fake, board, clipboard, power, served: Default::default(), rules }
 }
 
 impl Bench {
@@ -462,29 +455,39 @@ async fn typing_faster_than_the_guest_delays_only_the_typist() {
     assert_eq!((keys(), downs), (0, 26));
 }
 
+/// The next text that arrives in the guest.
+async fn text(guest: &mut GuestAgent) -> String {
+    loop {
+        guest.serve();
+        match guest.texts.pop_front() {
+            Some(text) => return text,
+            None => sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clipboard_texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
+    let mut guest = GuestAgent::start(&bench.clipboard, LINUX);
     let (mut new, mut old) = (bench.viewer().await, bench.viewer().await);
     new.encodings(&[0, -1_063_131_698]).await;
     assert!(matches!(new.receive().await.unwrap(), Received::Clipboard(_)));
     old.send(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
+    assert_eq!(text(&mut guest).await, "hä");
     let mut provide = Vec::new();
     clipboard::provide("€\n", &mut provide);
     provide[0] = 6;
     new.send(&provide).await;
+    assert_eq!(text(&mut guest).await, "€\n");
     // The text is too long, but the message behind it is read.
     old.send(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
     for _ in 0..64 {
         old.send(&vec![b'x'; 32 << 10]).await;
     }
     old.send(b"\x06\0\0\0\0\0\0\x03end").await;
-    while bench.agent.0.lock().unwrap().len() < 3 {
-        sleep(Duration::from_millis(5)).await;
-    }
-    let texts: BTreeSet<_> = bench.agent.0.lock().unwrap().iter().cloned().collect();
-    assert_eq!(texts, BTreeSet::from(["hä".into(), "€\n".into(), "end".into()]));
-    bench.server.copied("ö€");
+    assert_eq!(text(&mut guest).await, "end");
+    guest.copy("ö€".as_bytes());
     assert_eq!(old.receive().await.unwrap(), Received::Text(b"\xf6?".to_vec()));
     let Received::Clipboard(notify) = new.receive().await.unwrap() else {
         panic!("no notification")

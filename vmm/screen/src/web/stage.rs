@@ -128,7 +128,7 @@ impl Stage for LocalStage {
         let interfaces = &self.server.interfaces;
         About {
             keyboard: interfaces.layout.clone(),
-            clipboard: interfaces.clipboard.is_some(),
+            clipboard: interfaces.clipboard.has_agent(),
             sound: interfaces.sound.has_card(),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",

@@ -71,7 +71,7 @@ fn server() -> (Arc<Server>, Arc<Board>) {
     let interfaces = Interfaces {
         hub,
         layout: Layout::named("us").unwrap(),
-        clipboard: None,
+        clipboard: Arc::default(),
         sound: Arc::default(),
         power: Box::new(|_| {}),
     };

@@ -48,7 +48,8 @@ impl Bench {
         let canvas = Canvas::new(None, hub.clone());
         let (layout, power) = (self.layout.clone(), Box::new(|_| ()));
         let sound = Arc::default();
-        let interfaces = Interfaces { hub, layout, clipboard: None, sound, power };
+        let clipboard = Arc::default();
+        let interfaces = Interfaces { hub, layout, clipboard, sound, power };
         Server::new(canvas, interfaces)
     }
 

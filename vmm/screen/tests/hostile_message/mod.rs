@@ -1,8 +1,9 @@
 //! Parses arbitrary client messages, complete and in parts.
 
+use host::clipboard::MAX_TEXT_BYTES;
 use screen::rfb::clipboard::{self, ClipboardMessage};
 use screen::rfb::format::PixelFormat;
-use screen::rfb::message::{self, MAX_TEXT_BYTES, Message};
+use screen::rfb::message::{self, Message};
 use screen::rfb::preferences::Preferences;
 
 /// Parses messages and their contents until the input ends or is invalid. Returns how many.

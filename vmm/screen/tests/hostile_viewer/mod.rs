@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use host::clipboard::MAX_TEXT_BYTES;
 use host::display::{Mode, Scanout};
 use host::input::Hub;
 use host::sound;
+use host::testutil::agent::{GuestAgent, LINUX};
 use screen::keys::layout::Layout;
 use screen::rfb::canvas::Canvas;
-use screen::rfb::clipboard::Clipboard;
 use screen::rfb::security::{Passwords, PeerNetwork};
 use screen::rfb::{Admission, Duplex, Entry, Interfaces, Rules, Server, Wire, tls};
 use tempfile::TempDir;
@@ -58,15 +59,6 @@ impl Scanout for Moving {
     }
 
     fn set_preferred_size(&self, _: u32, _: u32) {}
-}
-
-/// An agent that accepts every text.
-struct Agent;
-
-impl Clipboard for Agent {
-    fn copied(&self, text: &str) {
-        assert!(text.len() <= 2 << 20, "a text of {} bytes", text.len());
-    }
 }
 
 /// A certificate verifier that accepts everything, because the tests are about the bytes after the
@@ -143,7 +135,8 @@ impl Bench {
         BENCH.get_or_init(Self::new)
     }
 
-    fn server(&self, way: u8) -> (Arc<Server>, Arc<Rules>) {
+    /// The server, and an agent in the guest, which takes texts.
+    fn server(&self, way: u8) -> (Arc<Server>, Arc<Rules>, Option<GuestAgent>) {
         let passwords = Passwords { full: Some("secret".into()), ..Passwords::default() };
         let file = |name| self.folder.path().join(name);
         let files = || tls::Files::new(Some(&file("cert")), Some(&file("key")));
@@ -151,13 +144,13 @@ impl Bench {
         let hub = Arc::<Hub>::default();
         let canvas = Canvas::new(Some(Arc::new(Moving::default())), hub.clone());
         let layout = self.layout.clone();
-        let clipboard: Option<Arc<dyn Clipboard>> =
-            if way == 1 { None } else { Some(Arc::new(Agent)) };
+        let clipboard = Arc::default();
+        let agent = (way != 1).then(|| GuestAgent::start(&clipboard, LINUX));
         let (sound, power) = (Arc::<sound::Hub>::default(), Box::new(|_| ()));
         sound.add_card();
         let interfaces = Interfaces { hub, layout, clipboard, sound, power };
         let rules = Rules { passwords, tls, ..Rules::default() };
-        (Server::new(canvas, interfaces), Arc::new(rules))
+        (Server::new(canvas, interfaces), Arc::new(rules), agent)
     }
 
     /// Runs one client from its first byte to its last.
@@ -170,7 +163,7 @@ impl Bench {
             3 => Entry::Authenticated { view_only: true },
             _ => Entry::Authenticate(PeerNetwork::Remote(u128::from(way))),
         };
-        let (server, rules) = self.server(way);
+        let (server, rules, agent) = self.server(way);
         self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
             let admission = Admission { peer: "hostile".into(), entry };
@@ -188,6 +181,10 @@ impl Bench {
             }
         });
         assert!(server.status().is_empty(), "no client is left");
+        let Some(mut agent) = agent else { return };
+        agent.serve();
+        let longest = agent.texts.iter().map(String::len).max();
+        assert!(longest <= Some(MAX_TEXT_BYTES), "a text of {longest:?} bytes");
     }
 
     /// Sends the valid beginning of a connection.
