@@ -2,6 +2,8 @@
 //! and appearance. Screenshots of each state are saved in `tmp/browser` in the target folder.
 #![forbid(unsafe_code)]
 
+#[path = "browser/clipboard.rs"]
+mod clipboard;
 #[path = "browser/door.rs"]
 mod door;
 #[path = "browser/failed.rs"]

@@ -1,5 +1,6 @@
 // The clipboard of the remote desktop: text, HTML, pictures; and files by the same channel.
 import { Backend, PrinterDriverName, RdpFileTransferProvider, printJobStreamCallbacks, printerDriverName, printerName } from "./ironrdp/iron-remote-desktop-rdp.js";
+import { keepText } from "./page.js";
 
 const { ClipboardData } = Backend;
 // Formats of text, the plain one first, and the one for pictures.
@@ -80,19 +81,8 @@ async function keep(items) {
     await navigator.clipboard.write([new ClipboardItem(blobs)]);
     return true;
   } catch {
-    // Without TLS, browsers have only the old way, shortly after a key or a click.
     const text = items[TEXTS[0]];
-    if (text === undefined) {
-      return false;
-    }
-    const put = (event) => {
-      event.preventDefault();
-      event.clipboardData.setData(TEXTS[0], text);
-    };
-    document.addEventListener("copy", put, { once: true });
-    const done = document.execCommand("copy");
-    document.removeEventListener("copy", put);
-    return done;
+    return text !== undefined && keepText(text);
   }
 }
 

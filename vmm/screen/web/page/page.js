@@ -22,6 +22,24 @@ export function showToast(text) {
   toastTimer = setTimeout(() => { $("toast").textContent = ""; }, TOAST_TIME);
 }
 
+// Puts a text on the clipboard of this device. Says whether it is there.
+export async function keepText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Without TLS, browsers have only the old way, shortly after a key or a click.
+    const put = (event) => {
+      event.preventDefault();
+      event.clipboardData.setData("text/plain", text);
+    };
+    document.addEventListener("copy", put, { once: true });
+    const done = document.execCommand("copy");
+    document.removeEventListener("copy", put);
+    return done;
+  }
+}
+
 // Connects the button for the full screen, and the handle for the tools there. `focus` gives the
 // keyboard back to the picture, also after a menu.
 export function fullScreenAndMenus(focus) {

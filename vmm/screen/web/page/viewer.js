@@ -3,7 +3,7 @@
 import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
-import { fullScreenAndMenus, phoneKeyboard, remember, remembered, showToast } from "./page.js";
+import { fullScreenAndMenus, keepText, phoneKeyboard, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
 
 const $ = (id) => document.getElementById(id);
@@ -156,7 +156,7 @@ function open(url) {
     $("name").textContent = event.detail.name;
     document.title = event.detail.name;
   });
-  rfb.addEventListener("clipboard", (event) => { $("text").value = event.detail.text; });
+  rfb.addEventListener("clipboard", (event) => copied(event.detail.text));
   rfb.addEventListener("clippingviewport", (event) => { $("drag").hidden = !event.detail; });
   rfb.addEventListener("capabilities", (event) => {
     $("buttons").hidden = viewOnly || !event.detail.capabilities.power;
@@ -456,14 +456,57 @@ $("text").addEventListener("input", () => {
   $("type").textContent = "Type it";
 });
 $("paste").addEventListener("click", () => {
-  const text = $("text").value;
-  if (!machine.clipboard) {
-    clipboardStatus("Not sent: no agent in the machine accepts text. “Type it” presses the keys instead.");
+  offer($("text").value);
+  clipboardStatus(`Sent to the machine's clipboard: ${shared.length} characters.`);
+});
+$("clipboard").addEventListener("beforetoggle", (event) => {
+  if (event.newState === "open") {
+    clipboardStatus("");
+    findAgent();
+  }
+});
+
+// The text that both sides have.
+let shared = "";
+function offer(text) {
+  shared = text;
+  rfb?.clipboardPasteFrom(text);
+}
+
+// The agent in the guest may have come or gone.
+async function findAgent() {
+  const answer = await fetch("session", { cache: "no-store" }).catch(() => null);
+  machine.clipboard = answer?.ok ? (await answer.json()).clipboard : machine.clipboard;
+  $("paste").disabled = !machine.clipboard;
+  $("no-agent").hidden = machine.clipboard;
+}
+
+// Takes what was copied on this device, if the user wants that.
+async function takeOwn() {
+  if (!rfb || viewOnly || !$("share").checked) {
     return;
   }
-  rfb?.clipboardPasteFrom(text);
-  clipboardStatus(`Sent to the machine's clipboard: ${text.length} characters.`);
+  await findAgent();
+  const text = machine.clipboard ? await navigator.clipboard.readText().catch(() => "") : "";
+  if (text && text !== shared) {
+    offer(text);
+  }
+}
+$("share").checked = remembered("share", "no") === "yes";
+$("share").parentElement.hidden = !navigator.clipboard?.readText;
+$("share").addEventListener("change", () => {
+  remember("share", $("share").checked ? "yes" : "no");
+  takeOwn();
 });
+addEventListener("focus", takeOwn);
+
+// The machine has copied a text.
+async function copied(text) {
+  $("text").value = text;
+  shared = text;
+  const there = await keepText(text);
+  showToast(there ? "Copied in the machine: paste it here." : "Copied in the machine: “Clipboard” above has the text.");
+}
 $("type").addEventListener("click", async () => {
   const text = [...$("text").value.replaceAll("\r\n", "\n")];
   const lacks = lacking(text);
