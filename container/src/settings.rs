@@ -366,6 +366,7 @@ pub struct ScreenSettings {
     pub pass: Option<Secret>,
     /// The guest has a sound card.
     pub audio: bool,
+    pub clipboard: bool,
     pub sound: Translated<Sound>,
     pub web_origin: Option<Origins>,
     pub web_proxy: Option<Proxies>,

@@ -139,6 +139,7 @@ const CASES: &[Case] = cases! {
     "GPU" "Y" => "graphics card";
     "RENDERNODE" "/dev/dri/renderD128" => "graphics card";
     "NVIDIA_DRIVER_CAPABILITIES" "graphics" => "graphics card";
+    "CLIPBOARD" "N" => "N" not "x";
     "AUDIO" "Y" => "Y" not "x";
     "SOUND" "ac97" => "hda" not "";
     "WSS_SOCKET" "/x" => "no socket";

@@ -46,6 +46,8 @@ const CDROM_SLOTS: [Address; 6] = [
     Address::new(0x1f, 6),
     Address::new(0x1f, 7),
 ];
+/// Fixed, so that this port changes the slot of no other device.
+const CLIPBOARD_SLOT: Address = Address::new(0x1e, 0);
 /// The set-up disk's serial number, in the characters that USB allows.
 const SETUP_SERIAL: &str = "5E7000000001";
 
@@ -163,6 +165,15 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         to: Stream::Socket(text(&parts.agent)?),
         slot: None,
     }));
+    let seen = config.display != vmm::config::Display::Absent(Absent::None);
+    if settings.screen.clipboard && seen {
+        let port = virtio::console::Config {
+            name: None,
+            to: Stream::Clipboard,
+            slot: Some(CLIPBOARD_SLOT),
+        };
+        config.device.push(Device::VirtioSerial(port));
+    }
     if settings.screen.audio {
         config.device.push(Device::Hda(Default::default()));
     }

@@ -139,9 +139,12 @@ fn the_default_machine_matches_the_reference_image() {
     let machine = made(&[]).unwrap();
     let input = ["xhci", "usb-tablet", "usb-keyboard"];
     assert_eq!(kinds(&machine)[..3], input);
-    let all = ["ahci-cdrom", "virtio-scsi", "ahci-cdrom", "virtio-rng", "virtio-serial"];
+    let ports = ["virtio-serial", "virtio-serial"];
+    let disks = ["ahci-cdrom", "virtio-scsi", "ahci-cdrom"];
+    let all = [&disks[..], &["virtio-rng"], &ports].concat();
     assert_eq!(kinds(&machine)[3..], all);
     assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");
+    assert_eq!(machine["device"][8]["to"], "clipboard");
     assert_eq!(machine["boot"], serde_json::json!(["ahci-cdrom", "virtio-scsi", "ahci-cdrom.2"]));
     assert_eq!((&machine["cpus"]["count"], &machine["memory"]["size"]), (&2.into(), &"4G".into()));
     assert_eq!(machine["device"][3]["path"], "/start.iso");
@@ -163,6 +166,17 @@ fn a_sound_card_changes_no_slot_and_has_no_microphone() {
     let (card, rest) = loud.split_last().unwrap();
     assert_eq!(rest, silent);
     assert_eq!(*card, serde_json::json!({ "kind": "hda" }));
+}
+
+#[test]
+fn the_clipboard_can_be_left_out_and_changes_no_slot() {
+    let (without, with) = (made(&[("CLIPBOARD", "N")]).unwrap(), made(&[]).unwrap());
+    let [without, with] = [&without, &with].map(|it| it["device"].as_array().unwrap());
+    let (port, rest) = with.split_last().unwrap();
+    assert_eq!(rest, without);
+    let expected =
+        serde_json::json!({ "kind": "virtio-serial", "to": "clipboard", "slot": "1e.0" });
+    assert_eq!(*port, expected);
 }
 
 #[test]

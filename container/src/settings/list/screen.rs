@@ -33,6 +33,9 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// The parts of NVIDIA's driver that the container engine provides.
     ignored "NVIDIA_DRIVER_CAPABILITIES" = ""
         => "a graphics card of the host cannot be passed through: leave it out";
+    /// Text is copied and pasted between viewers and the guest, if SPICE's agent runs in it
+    /// (`spice-vdagent` in Linux, part of virtio-win's guest tools for Windows).
+    full "CLIPBOARD" = "Y" (screen.clipboard);
     /// Adds a sound card (HDA), which viewers in browsers and by VNC can hear. It records silence.
     full "AUDIO" = "N" (screen.audio);
     /// The sound card that AUDIO=Y adds.
