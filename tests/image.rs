@@ -27,6 +27,7 @@ use transom_tests::browser::Browser;
 use transom_tests::engine::{self, DEBUG_IMAGE, Engine, IMAGE, runs_here};
 use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, not_run, said};
+use transom_tests::say;
 
 use self::failing::Failing;
 use self::pod::Pod;
@@ -369,6 +370,29 @@ fn the_image_for_debugging_has_a_shell_and_is_built_upon() -> Result<()> {
     let copied = String::from_utf8_lossy(&archive).contains(script);
     ensure!(status == 0 && copied, "{status}: no script in {} bytes", archive.len());
     pod.stop()
+}
+
+#[test]
+fn the_base_has_at_most_30_mb() -> Result<()> {
+    if let Err(why) = engine::is_here() {
+        not_run("the sizes of the image", why);
+        return Ok(());
+    }
+    Engine::get()?;
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/sizes");
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image/root");
+    let sizes = said(Command::new(deploy).arg(root))?;
+    say!("{}", sizes.trim().replace('\n', ", "));
+    for (part, range) in [
+        ("base", 10_000_000..30_000_000),
+        ("TPM", 1_000_000..4_000_000),
+        ("shared-folder", 50_000..500_000),
+    ] {
+        let line = sizes.lines().find_map(|line| line.strip_prefix(&format!("{part} ")));
+        let bytes: u64 = line.with_context(|| format!("no {part}"))?.parse()?;
+        ensure!(range.contains(&bytes), "{part} has {bytes} bytes, not {range:?}");
+    }
+    Ok(())
 }
 
 #[test]
