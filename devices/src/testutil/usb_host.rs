@@ -32,7 +32,7 @@ struct State {
 
 pub struct FakeUsb {
     state: Mutex<State>,
-    /// Apart, because an order may take long.
+    /// As the kernel's lock on a device: an order holds it, however long it takes.
     obey: Mutex<Obey>,
     /// Writable while something has ended.
     event: OwnedFd,
@@ -64,6 +64,11 @@ impl FakeUsb {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no test panicked")
+    }
+
+    /// Waits for the order that is carried out.
+    fn wait(&self) {
+        drop(self.obey.lock().expect("no test panicked"));
     }
 
     fn signal(&self, state: &State) {
@@ -120,6 +125,7 @@ impl FakeUsb {
 
 impl Handle for FakeUsb {
     fn submit(&self, urb: Urb) -> io::Result<()> {
+        self.wait();
         let mut state = self.state();
         if state.gone {
             return Err(Errno::NODEV.into());
@@ -133,6 +139,7 @@ impl Handle for FakeUsb {
     }
 
     fn discard(&self, tag: u64) {
+        self.wait();
         let mut state = self.state();
         if let Some(at) = state.flying.iter().position(|it| it.tag == tag) {
             let urb = state.flying.remove(at);
@@ -142,6 +149,7 @@ impl Handle for FakeUsb {
     }
 
     fn reap(&self) -> io::Result<Option<Ended>> {
+        self.wait();
         let mut state = self.state();
         let next = state.ended.pop_front();
         if next.is_none() && state.gone {

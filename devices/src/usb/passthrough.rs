@@ -2,8 +2,9 @@
 //!
 //! The guest's transfers become URBs of the host's kernel. Requests that change the device as a
 //! whole (SET_CONFIGURATION, SET_INTERFACE, CLEAR_FEATURE of ENDPOINT_HALT, a reset of the port)
-//! become orders to the kernel, which has its own view of the device. They may take seconds, so a
-//! thread of the device carries them out, and transfers wait meanwhile. While the machine has the
+//! become orders to the kernel, which has its own view of the device. They may take seconds, and the
+//! kernel locks the device meanwhile, so a thread of the device carries them out, and transfers
+//! wait: nothing is submitted or reaped, and transfers that the guest withdraws are discarded later. While the machine has the
 //! device, no driver of the host uses it.
 //!
 //! Threats: the guest is hostile to the device, which only the operator can judge, but not to the
@@ -135,7 +136,13 @@ impl Build for Config {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for USB")?;
         let shared = Arc::new(Shared { state: Mutex::new(State::new(handle, gone)), events });
         let function = Box::new(Host(shared.clone()));
-        let release = Box::new(move || shared.state().release());
+        let release = Box::new(move || {
+            // Outside of the lock, because it waits for orders.
+            let handle = shared.state().release();
+            if let Some(handle) = handle {
+                handle.order(Order::Release).ok();
+            }
+        });
         plug_device(hub, grants.name(), Descriptors::of_host(speed), function, release)
     }
 
@@ -170,12 +177,12 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no device panicked")
     }
+}
 
-    fn watch(&self, event: BorrowedFd<'_>, flags: epoll::EventFlags) -> anyhow::Result<()> {
-        match epoll::add(&self.events, event, epoll::EventData::new_u64(0), flags) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error).context("an event of a USB device"),
-        }
+fn watch(events: &OwnedFd, event: BorrowedFd<'_>, flags: epoll::EventFlags) -> anyhow::Result<()> {
+    match epoll::add(events, event, epoll::EventData::new_u64(0), flags) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).context("an event of a USB device"),
     }
 }
 
@@ -189,6 +196,8 @@ struct State {
     pipes: Pipes,
     /// The tag of the next URB.
     next: u64,
+    /// Whether the controller is woken when there is something to reap.
+    watched: bool,
     /// Whether the guest has configured the device since the last reset, which the next one needs.
     used: bool,
     done: Vec<TransferEnd>,
@@ -204,6 +213,7 @@ impl State {
             request: ControlRequest::default(),
             pipes: Pipes::default(),
             next: 0,
+            watched: false,
             used: false,
             done: Vec::new(),
         }
@@ -213,12 +223,10 @@ impl State {
         self.done.push(TransferEnd { endpoint, result });
     }
 
-    /// Gives the device back to the host.
-    fn release(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            handle.order(Order::Release).ok();
-        }
+    /// Ends everything, and returns the device that must be given back to the host.
+    fn release(&mut self) -> Option<Arc<dyn Handle>> {
         self.fail_all();
+        self.handle.take()
     }
 
     /// Ends everything: the device is gone.
@@ -268,8 +276,10 @@ impl State {
     }
 
     fn discard(&self, tag: u64) {
-        if let Some(handle) = &self.handle {
-            handle.discard(tag);
+        match (&self.handle, &self.orders) {
+            (Some(handle), Some(orders)) if orders.is_busy() => orders.discard(handle, tag),
+            (Some(handle), _) => handle.discard(tag),
+            (None, _) => {}
         }
     }
 
@@ -314,7 +324,7 @@ impl State {
             self.request = ControlRequest::default();
             return;
         }
-        // Data that has arrived is not lost: the transfer ends with it.
+        // Data that has arrived is not lost, unless an order is under way: the transfer ends with it.
         for tag in self.pipes.tags_of(endpoint) {
             self.discard(tag);
         }
@@ -323,8 +333,31 @@ impl State {
         self.pipes.remove(endpoint);
     }
 
-    /// Reaps URBs and orders.
+    /// Reaps orders and URBs.
     fn collect(&mut self, events: &OwnedFd) {
+        self.collect_orders();
+        if let Err(error) = self.watch(events, !self.is_waiting()) {
+            tracing::debug!("{error:#}");
+            return self.lose(events);
+        }
+        if !self.is_waiting() {
+            self.collect_urbs(events);
+        }
+    }
+
+    fn watch(&mut self, events: &OwnedFd, wanted: bool) -> anyhow::Result<()> {
+        if let Some(handle) = self.handle.as_ref().filter(|_| self.watched != wanted) {
+            if wanted {
+                watch(events, handle.event(), epoll::EventFlags::OUT)?;
+            } else {
+                epoll::delete(events, handle.event()).ok();
+            }
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+
+    fn collect_urbs(&mut self, events: &OwnedFd) {
         while let Some(handle) = self.handle.clone() {
             match handle.reap() {
                 Ok(None) => break,
@@ -341,6 +374,9 @@ impl State {
                 }
             }
         }
+    }
+
+    fn collect_orders(&mut self) {
         let results = self.orders.as_mut().map(Orders::collect).unwrap_or_default();
         for (order, result) in results {
             if let Err(error) = &result {
@@ -420,10 +456,8 @@ impl Function for Host {
         }
         let mut state = self.0.state();
         let orders = Orders::new()?;
-        self.0.watch(orders.event(), epoll::EventFlags::IN)?;
-        if let Some(handle) = &state.handle {
-            self.0.watch(handle.event(), epoll::EventFlags::OUT)?;
-        }
+        watch(&self.0.events, orders.event(), epoll::EventFlags::IN)?;
+        state.watch(&self.0.events, true)?;
         (state.orders, state.memory) = (Some(orders), Some(memory.clone()));
         Ok(())
     }

@@ -96,14 +96,15 @@ pub enum Order {
     Release,
 }
 
-/// An open device. Tests have a hostile one, which no kernel guards.
+/// An open device. Tests have a hostile one, which no kernel guards. The kernel locks a device while
+/// it carries out an order, for seconds if the device is slow: all other methods wait for that.
 pub trait Handle: Send + Sync {
     fn submit(&self, urb: Urb) -> io::Result<()>;
     /// Ends a transfer, which is reaped afterwards.
     fn discard(&self, tag: u64);
     /// `None` if nothing has completed. An error if the device is gone.
     fn reap(&self) -> io::Result<Option<Ended>>;
-    /// Blocks. Called on another thread than the other methods.
+    /// Called on another thread than the other methods.
     fn order(&self, order: Order) -> io::Result<()>;
     /// A file descriptor that is writable (as epoll says it) when there is something to reap.
     fn event(&self) -> BorrowedFd<'_>;

@@ -10,7 +10,17 @@ use anyhow::Context;
 use host::usb::usbfs::{Handle, Order};
 use rustix::event::{EventfdFlags, eventfd};
 
-type Job = (Arc<dyn Handle>, Order);
+struct Job {
+    handle: Arc<dyn Handle>,
+    deed: Deed,
+}
+
+enum Deed {
+    Order(Order),
+    /// A transfer that the guest withdrew while the kernel carries out an order.
+    Discard(u64),
+}
+
 type Outcome = (Order, io::Result<()>);
 
 /// Dropping it ends the thread, after the order that it carries out.
@@ -31,7 +41,14 @@ impl Orders {
         let (results, outcomes) = mpsc::channel();
         let rings = bell.clone();
         let body = move || {
-            for (handle, order) in orders {
+            for Job { handle, deed } in orders {
+                let order = match deed {
+                    Deed::Order(order) => order,
+                    Deed::Discard(tag) => {
+                        handle.discard(tag);
+                        continue;
+                    }
+                };
                 let result = handle.order(order);
                 drop(handle);
                 if results.send((order, result)).is_err() {
@@ -58,11 +75,19 @@ impl Orders {
         if self.pending.contains(&order) {
             return;
         }
-        if let Some(jobs) = &self.jobs
-            && jobs.send((handle.clone(), order)).is_ok()
-        {
+        if self.send(handle, Deed::Order(order)) {
             self.pending.push(order);
         }
+    }
+
+    /// Discards a transfer after the orders that are pending.
+    pub(super) fn discard(&self, handle: &Arc<dyn Handle>, tag: u64) {
+        self.send(handle, Deed::Discard(tag));
+    }
+
+    fn send(&self, handle: &Arc<dyn Handle>, deed: Deed) -> bool {
+        let job = Job { handle: handle.clone(), deed };
+        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
     pub(super) fn collect(&mut self) -> Vec<Outcome> {

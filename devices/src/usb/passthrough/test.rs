@@ -184,14 +184,26 @@ fn transfers_wait_for_orders_and_a_slow_device_blocks_only_itself() {
         }
         Ok(())
     });
-    let device = FakeUsb::new(Box::new(|urb| Some(ended(urb, Ok(()), &[]))), obey);
+    let answer = |urb: &Urb| (urb.endpoint != IN).then(|| ended(urb, Ok(()), &[]));
+    let device = FakeUsb::new(Box::new(answer), obey);
     let bench = machine(&device);
     let (mut driver, slot) = configured(&bench);
+    driver.push(slot, BULK_IN, block(DATA, 64, NORMAL | COMPLETION));
+    driver.ring(slot, BULK_IN);
+    wait(|| !device.flying().is_empty());
     driver.push(slot, 1, block(u64::from_le_bytes([1, 11, 1, 0, 0, 0, 0, 0]), 8, 2 << 10 | 1 << 6));
     driver.push(slot, 1, block(0, 0, 4 << 10 | COMPLETION));
     driver.ring(slot, 1);
-    // The controller still answers commands.
+    wait(|| device.orders().contains(&Order::Alternate(0, 1)));
+    // The controller still answers commands, while a transfer ends and another is withdrawn.
     assert_eq!(driver.command(block(0, 0, 23 << 10)).0, SUCCESS);
+    assert!(device.end(IN, Ok(()), &[1]));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, SUCCESS);
+    let stop = block(0, 0, 15 << 10 | u32::from(slot) << 24 | u32::from(BULK_IN) << 16);
+    driver.begin(stop);
+    assert_eq!(driver.wait_event(32)[2] >> 24, 26, "stopped");
+    assert_eq!(driver.wait_event(33)[2] >> 24, SUCCESS);
     driver.push(slot, BULK_OUT, block(DATA, 64, NORMAL | COMPLETION));
     driver.ring(slot, BULK_OUT);
     assert_eq!(driver.command(block(0, 0, 23 << 10)).0, SUCCESS);
