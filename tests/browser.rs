@@ -18,6 +18,8 @@ mod proxy;
 mod sight;
 #[path = "browser/sound.rs"]
 mod sound;
+#[path = "browser/usb.rs"]
+mod usb;
 
 use std::path::{Path, PathBuf};
 use std::thread;

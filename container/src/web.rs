@@ -14,7 +14,7 @@ mod ready;
 mod vnc;
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -94,6 +94,8 @@ struct Equipment {
     /// The keyboard layout that the guest expects.
     keyboard: Arc<Layout>,
     sound: bool,
+    /// The container has the host's USB devices.
+    usb: bool,
     /// A screen that browsers show.
     screen: bool,
 }
@@ -147,6 +149,7 @@ impl WebState {
             equipment: Equipment {
                 keyboard: settings.layout(),
                 sound: settings.screen.audio,
+                usb: Path::new(host::usb::NODES).is_dir(),
                 screen: settings.screen.display.value == Display::Web,
             },
         }
@@ -208,13 +211,12 @@ impl Stage for WebState {
     fn about(&self) -> About {
         About {
             keyboard: self.equipment.keyboard.clone(),
-            // Clipboard texts would go to the machine's screen, which has no agent in the guest.
-            clipboard: false,
             sound: self.equipment.sound,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",
             desktop: true,
+            usb: self.equipment.usb,
             progress: self.installs
                 && self.story.installation().is_none_or(|it| it.stage != Installed::Ready),
         }
@@ -225,13 +227,11 @@ impl Stage for WebState {
             if let Some(button) = button {
                 self.order(button).await?;
             }
-            let state = match button {
-                Some(Button::Off) => json!("off"),
-                _ => {
-                    self.machine.get().await.context("the machine does not answer")?["state"].take()
-                }
-            };
-            Ok(json!({ "state": state }))
+            if button == Some(Button::Off) {
+                return Ok(json!({ "state": "off" }));
+            }
+            let status = self.machine.get().await.context("the machine does not answer")?;
+            Ok(stage::brief(&status))
         })
     }
 }

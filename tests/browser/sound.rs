@@ -12,7 +12,7 @@ use host::sound::{FRAME_BYTES, Hub, RATE};
 use screen::rfb::canvas::Canvas;
 use screen::rfb::{Interfaces, Server};
 use screen::web::listen::Listener;
-use screen::web::stage::{Layout, LocalStage};
+use screen::web::stage::{ExtraRoutes, Layout, LocalStage, Stage};
 use screen::web::{Config, routes};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -33,6 +33,17 @@ pub(crate) fn serve(
     sound: &Arc<Hub>,
     clipboard: &Arc<clipboard::Hub>,
 ) -> Result<String> {
+    serve_with(runtime, sound, clipboard, |stage| stage, routes::health())
+}
+
+/// The same with another stage and more routes.
+pub(crate) fn serve_with<S: Stage>(
+    runtime: &Runtime,
+    sound: &Arc<Hub>,
+    clipboard: &Arc<clipboard::Hub>,
+    stage: impl FnOnce(Arc<LocalStage>) -> Arc<S>,
+    routes: ExtraRoutes,
+) -> Result<String> {
     let config =
         Config { address: Some("127.0.0.1:0".to_owned().try_into().unwrap()), ..Config::default() };
     let _context = runtime.enter();
@@ -49,9 +60,11 @@ pub(crate) fn serve(
         power: Box::new(|_| {}),
     };
     let server = Server::new(canvas, interfaces);
-    let running = Arc::new(|_| Ok(json!({ "state": "running" })));
-    let stage = Arc::new(LocalStage::new(server, "sound".into(), running));
-    runtime.spawn(async { listener.run(stage, routes::health()).await });
+    let agent = clipboard.clone();
+    let running =
+        Arc::new(move |_| Ok(json!({ "state": "running", "clipboard": agent.has_agent() })));
+    let stage = stage(Arc::new(LocalStage::new(server, "sound".into(), running)));
+    runtime.spawn(async { listener.run(stage, routes).await });
     Ok(address)
 }
 

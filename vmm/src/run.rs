@@ -416,6 +416,7 @@ impl MainLoop {
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
+            "clipboard": self.machine.shared().clipboard.has_agent(),
             "lights": self.machine.shared().input.lights(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })

@@ -2,10 +2,10 @@
 //!
 //! The guest's transfers become URBs of the host's kernel. Requests that change the device as a
 //! whole (SET_CONFIGURATION, SET_INTERFACE, CLEAR_FEATURE of ENDPOINT_HALT, a reset of the port)
-//! become orders to the kernel, which has its own view of the device. They may take seconds, and the
-//! kernel locks the device meanwhile, so a thread of the device carries them out, and transfers
-//! wait: nothing is submitted or reaped, and transfers that the guest withdraws are discarded later. While the machine has the
-//! device, no driver of the host uses it.
+//! become orders to the kernel, which has its own view of the device. They may take seconds, and
+//! the kernel locks the device meanwhile, so a thread of the device carries them out. Until it is
+//! done, nothing is submitted or reaped, and transfers that the guest withdraws are discarded
+//! later. While the machine has the device, no driver of the host uses it.
 //!
 //! Threats: the guest is hostile to the device, which only the operator can judge, but not to the
 //! host's bus: it cannot change the device's address or its link. The kernel has at most [`PART`]
@@ -324,7 +324,8 @@ impl State {
             self.request = ControlRequest::default();
             return;
         }
-        // Data that has arrived is not lost, unless an order is under way: the transfer ends with it.
+        // Data that has arrived is not lost, unless an order is under way: the transfer ends with
+        // it.
         for tag in self.pipes.tags_of(endpoint) {
             self.discard(tag);
         }

@@ -96,8 +96,8 @@ pub enum Order {
     Release,
 }
 
-/// An open device. Tests have a hostile one, which no kernel guards. The kernel locks a device while
-/// it carries out an order, for seconds if the device is slow: all other methods wait for that.
+/// An open device. Tests have a hostile one, which no kernel guards. The kernel locks a device
+/// while it carries out an order, for seconds if the device is slow: all other methods wait then.
 pub trait Handle: Send + Sync {
     fn submit(&self, urb: Urb) -> io::Result<()>;
     /// Ends a transfer, which is reaped afterwards.

@@ -340,11 +340,11 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "logout": admitted.session.is_some(),
                 "keyboard": about.keyboard.name(),
                 "characters": translate::characters(&about.keyboard),
-                "clipboard": about.clipboard,
                 "sound": about.sound,
                 "again": about.restart_hint,
                 "progress": about.progress,
                 "desktop": about.desktop,
+                "usb": about.usb,
             });
             let answer = as_json(&answer);
             match web.gate.proof(&client) {

@@ -33,7 +33,7 @@ pub trait Stage: Send + Sync + 'static {
 
     fn about(&self) -> About;
 
-    /// Presses a button, if any. Returns the status after it, such as `{"state": "running"}`.
+    /// Presses a button, if any. Returns the status after it, as [`brief`] shows it.
     fn control(self: Arc<Self>, button: Option<Button>) -> StatusFuture;
 }
 
@@ -41,8 +41,6 @@ pub trait Stage: Send + Sync + 'static {
 pub struct About {
     /// The keyboard layout that the guest expects.
     pub keyboard: Arc<Layout>,
-    /// Whether viewers can set the guest's clipboard.
-    pub clipboard: bool,
     /// Whether viewers can hear the guest.
     pub sound: bool,
     /// The hint on where user name and password are set.
@@ -52,6 +50,8 @@ pub struct About {
     pub progress: bool,
     /// A page `desktop` exists, for a guest with a remote desktop.
     pub desktop: bool,
+    /// USB devices of the host can be attached, at `api/v1/usb`.
+    pub usb: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -70,6 +70,11 @@ pub enum Button {
 
 /// Presses a button of this process's machine, or asks for its status.
 pub type ControlFn = Arc<dyn Fn(Option<Button>) -> anyhow::Result<Value> + Send + Sync>;
+
+/// The part of the machine's status that pages show: `{"state": "running", "clipboard": true}`.
+pub fn brief(status: &Value) -> Value {
+    json!({ "state": status["state"], "clipboard": status["clipboard"] })
+}
 
 /// A client that the gate has admitted.
 pub struct Viewer {
@@ -128,12 +133,12 @@ impl Stage for LocalStage {
         let interfaces = &self.server.interfaces;
         About {
             keyboard: interfaces.layout.clone(),
-            clipboard: interfaces.clipboard.has_agent(),
             sound: interfaces.sound.has_card(),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
             progress: false,
             desktop: false,
+            usb: false,
         }
     }
 
@@ -143,7 +148,7 @@ impl Stage for LocalStage {
                 let pressed = button.map(|button| (self.control)(Some(button))).transpose()?;
                 match (pressed, button) {
                     (Some(_), Some(Button::Off)) => Ok(json!({ "state": "off" })),
-                    _ => Ok(json!({ "state": (self.control)(None)?["state"] })),
+                    _ => Ok(brief(&(self.control)(None)?)),
                 }
             };
             tokio::task::spawn_blocking(work).await.context("the thread for the command")?

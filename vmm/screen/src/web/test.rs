@@ -82,7 +82,7 @@ fn server() -> (Arc<Server>, Arc<Board>) {
 /// A machine that can be paused, and cannot be reset.
 fn obeys(button: Option<Button>) -> anyhow::Result<serde_json::Value> {
     match button {
-        None => Ok(serde_json::json!({ "state": "paused", "pid": 1 })),
+        None => Ok(serde_json::json!({ "state": "paused", "clipboard": true, "pid": 1 })),
         Some(Button::Reset) => anyhow::bail!("no reset"),
         Some(_) => Ok(serde_json::json!({})),
     }
@@ -656,9 +656,10 @@ async fn buttons_work_for_same_origin_pages_with_full_access() {
     let bench = bench(",auth=none");
     let origin = bench.origin();
     let ours = [&*origin];
-    assert_eq!(bench.ask("GET /machine", &[]).await.text(), r#"{"state":"paused"}"#);
+    const STATE: &str = r#"{"clipboard":true,"state":"paused"}"#;
+    assert_eq!(bench.ask("GET /machine", &[]).await.text(), STATE);
     for (button, status, text) in [
-        ("pause", 200, r#"{"state":"paused"}"#),
+        ("pause", 200, STATE),
         ("off", 200, r#"{"state":"off"}"#),
         ("reset", 409, "no reset\n"),
         ("explode", 404, "There is no such button.\n"),
@@ -670,7 +671,7 @@ async fn buttons_work_for_same_origin_pages_with_full_access() {
     assert_eq!(bench.ask("POST /machine/off", &elsewhere).await.status, 403);
     let session = bench.ask("GET /session", &ours).await.text();
     let session: serde_json::Value = serde_json::from_str(&session).unwrap();
-    assert_eq!((&session["keyboard"], &session["clipboard"]), (&"us".into(), &false.into()));
+    assert_eq!((&session["keyboard"], &session["usb"]), (&"us".into(), &false.into()));
     let characters = session["characters"].as_str().unwrap();
     assert!(characters.contains('a') && !characters.contains('ä'));
 }

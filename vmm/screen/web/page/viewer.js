@@ -3,8 +3,10 @@
 import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
-import { fullScreenAndMenus, keepText, phoneKeyboard, remember, remembered, showToast } from "./page.js";
+import { agentClipboard } from "./clipboard.js";
+import { fullScreenAndMenus, phoneKeyboard, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
+import { usbMenu } from "./usb.js";
 
 const $ = (id) => document.getElementById(id);
 // Times are in milliseconds. Between attempts to connect; the delay doubles after each.
@@ -33,9 +35,9 @@ let timer = 0;
 let viewOnly = false;
 // The reason that the host gave when it closed the connection.
 let farewell = "";
-// The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
+// The WebSocket, and facts about the machine from the host: keys, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false, desktop: false };
+let machine = { characters: "", keyboard: "", sound: false, again: "", progress: false, desktop: false, usb: false };
 
 function show(state, text) {
   document.body.dataset.state = state;
@@ -109,6 +111,7 @@ async function connect() {
   $("looks").hidden = !viewOnly;
   $("out").hidden = !logout;
   $("sound").hidden = !machine.sound;
+  $("devices").hidden = !machine.usb || viewOnly;
   document.body.classList.toggle("looking", viewOnly);
   follow();
   askForDesktop();
@@ -156,7 +159,7 @@ function open(url) {
     $("name").textContent = event.detail.name;
     document.title = event.detail.name;
   });
-  rfb.addEventListener("clipboard", (event) => copied(event.detail.text));
+  rfb.addEventListener("clipboard", (event) => agent.copied(event.detail.text));
   rfb.addEventListener("clippingviewport", (event) => { $("drag").hidden = !event.detail; });
   rfb.addEventListener("capabilities", (event) => {
     $("buttons").hidden = viewOnly || !event.detail.capabilities.power;
@@ -445,6 +448,7 @@ function letters(text) {
 phoneKeyboard($("typed"), () => rfb?.sendKey(XK.XK_BackSpace, "Backspace"), letters);
 
 // --- the clipboard
+const agent = agentClipboard(() => (viewOnly ? null : rfb), clipboardStatus);
 let confirmed = false;
 function clipboardStatus(text) {
   $("told").textContent = text;
@@ -455,58 +459,6 @@ $("text").addEventListener("input", () => {
   confirmed = false;
   $("type").textContent = "Type it";
 });
-$("paste").addEventListener("click", () => {
-  offer($("text").value);
-  clipboardStatus(`Sent to the machine's clipboard: ${shared.length} characters.`);
-});
-$("clipboard").addEventListener("beforetoggle", (event) => {
-  if (event.newState === "open") {
-    clipboardStatus("");
-    findAgent();
-  }
-});
-
-// The text that both sides have.
-let shared = "";
-function offer(text) {
-  shared = text;
-  rfb?.clipboardPasteFrom(text);
-}
-
-// The agent in the guest may have come or gone.
-async function findAgent() {
-  const answer = await fetch("session", { cache: "no-store" }).catch(() => null);
-  machine.clipboard = answer?.ok ? (await answer.json()).clipboard : machine.clipboard;
-  $("paste").disabled = !machine.clipboard;
-  $("no-agent").hidden = machine.clipboard;
-}
-
-// Takes what was copied on this device, if the user wants that.
-async function takeOwn() {
-  if (!rfb || viewOnly || !$("share").checked) {
-    return;
-  }
-  await findAgent();
-  const text = machine.clipboard ? await navigator.clipboard.readText().catch(() => "") : "";
-  if (text && text !== shared) {
-    offer(text);
-  }
-}
-$("share").checked = remembered("share", "no") === "yes";
-$("share").parentElement.hidden = !navigator.clipboard?.readText;
-$("share").addEventListener("change", () => {
-  remember("share", $("share").checked ? "yes" : "no");
-  takeOwn();
-});
-addEventListener("focus", takeOwn);
-
-// The machine has copied a text.
-async function copied(text) {
-  $("text").value = text;
-  shared = text;
-  const there = await keepText(text);
-  showToast(there ? "Copied in the machine: paste it here." : "Copied in the machine: “Clipboard” above has the text.");
-}
 $("type").addEventListener("click", async () => {
   const text = [...$("text").value.replaceAll("\r\n", "\n")];
   const lacks = lacking(text);
@@ -599,6 +551,7 @@ $("power").addEventListener("beforetoggle", (event) => {
 });
 
 soundButton($("sound"), showToast, () => rfb?.focus());
+usbMenu($("usb"));
 
 // --- arrows at the edges show that there are more keys than fit
 const strip = $("strip");
