@@ -57,7 +57,9 @@ impl Scanout for Moving {
         }
     }
 
-    fn set_preferred_size(&self, _: u32, _: u32) {}
+    fn set_preferred_size(&self, _: u32, _: u32) -> bool {
+        true
+    }
 }
 
 /// An agent that accepts every text.
