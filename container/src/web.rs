@@ -48,7 +48,7 @@ use crate::pod::guard::Guard;
 use crate::pod::machine_client;
 use crate::pod::network::GuestAddress;
 use crate::pod::runtime_folder::RuntimeFolder;
-use crate::settings::translate::Display;
+use crate::settings::translate::{self, Display};
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -94,6 +94,8 @@ struct Equipment {
     /// The keyboard layout that the guest expects.
     keyboard: Arc<Layout>,
     sound: bool,
+    /// The picture may follow the viewer's window.
+    resizes: bool,
     /// A screen that browsers show.
     screen: bool,
 }
@@ -147,6 +149,7 @@ impl WebState {
             equipment: Equipment {
                 keyboard: settings.layout(),
                 sound: settings.screen.audio,
+                resizes: settings.screen.adapter.value == translate::Screen::Virtio,
                 screen: settings.screen.display.value == Display::Web,
             },
         }
@@ -211,6 +214,7 @@ impl Stage for WebState {
             // Clipboard texts would go to the machine's screen, which has no agent in the guest.
             clipboard: false,
             sound: self.equipment.sound,
+            resizes: self.equipment.resizes,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",

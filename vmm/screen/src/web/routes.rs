@@ -342,6 +342,7 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "characters": translate::characters(&about.keyboard),
                 "clipboard": about.clipboard,
                 "sound": about.sound,
+                "resizes": about.resizes,
                 "again": about.restart_hint,
                 "progress": about.progress,
                 "desktop": about.desktop,

@@ -50,6 +50,8 @@ pub struct About {
     pub restart_hint: &'static str,
     /// A page `progress` with its `events` exists, and something is in progress.
     pub progress: bool,
+    /// The guest's driver may change the size of the picture to that of the window.
+    pub resizes: bool,
     /// A page `desktop` exists, for a guest with a remote desktop.
     pub desktop: bool,
 }
@@ -130,6 +132,7 @@ impl Stage for LocalStage {
             keyboard: interfaces.layout.clone(),
             clipboard: interfaces.clipboard.is_some(),
             sound: interfaces.sound.has_card(),
+            resizes: self.server.canvas.scanout().is_some_and(|it| it.resizes()),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
             progress: false,

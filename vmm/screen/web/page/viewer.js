@@ -35,7 +35,7 @@ let viewOnly = false;
 let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, clipboard, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", clipboard: false, sound: false, again: "", progress: false, desktop: false };
+let machine = { characters: "", keyboard: "", clipboard: false, sound: false, resizes: false, again: "", progress: false, desktop: false };
 
 function show(state, text) {
   document.body.dataset.state = state;
@@ -109,6 +109,7 @@ async function connect() {
   $("looks").hidden = !viewOnly;
   $("out").hidden = !logout;
   $("sound").hidden = !machine.sound;
+  $("later").hidden = machine.resizes;
   document.body.classList.toggle("looking", viewOnly);
   follow();
   askForDesktop();
@@ -238,7 +239,7 @@ document.addEventListener("visibilitychange", askForDesktop);
 
 // --- size and quality of the picture
 function arrange() {
-  const size = remembered("size", "fit");
+  const size = remembered("size", machine.resizes && !viewOnly ? "follow" : "fit");
   const quality = remembered("quality", "6");
   document.querySelectorAll("input[name=size]").forEach((it) => { it.checked = it.value === size; });
   document.querySelectorAll("input[name=quality]").forEach((it) => { it.checked = it.value === quality; });
