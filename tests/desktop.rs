@@ -3,6 +3,8 @@
 //! read the screen's text from its pixels.
 #![forbid(unsafe_code)]
 
+#[path = "desktop/follow.rs"]
+mod follow;
 #[path = "desktop/install.rs"]
 mod install;
 
@@ -37,9 +39,11 @@ fn main() -> ExitCode {
     };
     let name = "linux_is_used_through_a_viewer_and_a_browser";
     let cd = "an_install_cd_is_seen_through_the_pod";
+    let window = "firmware_and_linux_follow_the_window";
     let tests = vec![
         Test::new(name, linux_is_used),
         Test::new(cd, install::is_seen_in_a_browser),
+        Test::new(window, follow::firmware_and_linux_follow_the_window),
         firmware("13").thorough(),
         firmware("12").thorough(),
     ];

@@ -37,12 +37,15 @@ const ASSETS: &[&str] = &[
 
 fn main() -> ExitCode {
     let shell = |release: &'static str, size: &'static str| {
-        let name = format!("ovmf_{release}_shows_its_shell_in_{size}");
+        let name = size.replace(",adapter=", "_on_");
+        let name = format!("ovmf_{release}_shows_its_shell_in_{name}");
         Test::new(name, move || shows_its_shell(release, size))
     };
     let tests = vec![
         Test::new("linux_draws_with_its_own_driver", linux_draws),
         shell("13", "1728x1117"),
+        shell("13", "1366x768,adapter=virtio"),
+        shell("12", "1366x768,adapter=virtio").thorough(),
         shell("12", "1920x1080").thorough(),
         shell("12", "1728x1117").thorough(),
         shell("13", "1920x1080").thorough(),
@@ -86,6 +89,7 @@ fn shows_its_shell(release: &str, size: &str) -> anyhow::Result<()> {
     let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
     let guest = Guest::transom().memory("256M").firmware(code, vars).display(size);
     let mut shell = Shell::start(&guest, BOOT)?;
+    let size = size.split(',').next().unwrap_or(size);
     is_used_in(&mut shell, release, size)
 }
 

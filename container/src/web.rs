@@ -48,7 +48,7 @@ use crate::pod::guard::Guard;
 use crate::pod::machine_client;
 use crate::pod::network::GuestAddress;
 use crate::pod::runtime_folder::RuntimeFolder;
-use crate::settings::translate::Display;
+use crate::settings::translate::{self, Display};
 use crate::settings::{Compat, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -96,6 +96,8 @@ struct Equipment {
     sound: bool,
     /// The container has the host's USB devices.
     usb: bool,
+    /// The picture may follow the viewer's window.
+    resizes: bool,
     /// A screen that browsers show.
     screen: bool,
 }
@@ -150,6 +152,7 @@ impl WebState {
                 keyboard: settings.layout(),
                 sound: settings.screen.audio,
                 usb: Path::new(host::usb::NODES).is_dir(),
+                resizes: settings.screen.adapter.value == translate::Screen::Virtio,
                 screen: settings.screen.display.value == Display::Web,
             },
         }
@@ -212,6 +215,7 @@ impl Stage for WebState {
         About {
             keyboard: self.equipment.keyboard.clone(),
             sound: self.equipment.sound,
+            resizes: self.equipment.resizes,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",
             restart_hint: "To start it again, start its container, as with “docker start”.",

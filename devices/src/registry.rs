@@ -104,6 +104,7 @@ registry! {
     "usb-tablet" UsbTablet: crate::usb::hid::tablet::Config,
     "virtio-balloon" VirtioBalloon: crate::virtio::balloon::Config,
     "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
+    "virtio-gpu" VirtioGpu: crate::virtio::gpu::Config,
     "virtio-net" VirtioNet: crate::virtio::net::Config,
     "virtio-rng" VirtioRng: crate::virtio::rng::Config,
     "virtio-scsi" VirtioScsi: crate::virtio::scsi::Config,

@@ -3,6 +3,7 @@
 pub mod balloon;
 pub mod blk;
 pub mod console;
+pub mod gpu;
 pub mod net;
 mod pci;
 mod queue;

@@ -319,6 +319,9 @@ fn follows(browser: &mut Browser, control: &Path) -> Result<()> {
     browser.resize(Window::desk(1024, 800))?;
     browser.click("[popovertarget=view]")?;
     browser.keep(&album(), "view")?;
+    // This display takes a size when it starts, so its picture is fitted at first.
+    browser.until("document.querySelector('input[value=fit]').checked")?;
+    browser.until("document.querySelector('#later').offsetParent != null")?;
     browser.click("input[value=follow]")?;
     browser.value("document.querySelector('#view').hidePopover()")?;
     let size = requested_size(browser)?;
@@ -392,6 +395,25 @@ fn the_machine_follows_gradual_and_sudden_window_resizes() -> Result<()> {
     machine_takes(&mut browser, &control, size)?;
     // Once more, now that the machine has taken a size.
     let size = requested_size_at_once(&mut browser, &machine)?;
+    machine_takes(&mut browser, &control, size)
+}
+
+#[test]
+fn a_display_of_virtio_follows_the_window_by_default() -> Result<()> {
+    if !runs_here("a_display_of_virtio_follows_the_window_by_default") {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let control = folder.path().join("control");
+    let place = control.display().to_string();
+    let words = ["--control", &place, "--display", "adapter=virtio"];
+    let (_machine, address) = machine("127.0.0.1:0", &words)?;
+    browser.resize(Window::desk(1010, 800))?;
+    browser.go(&address)?;
+    ready(&mut browser)?;
+    browser.until("document.querySelector('input[value=follow]').checked")?;
+    browser.until("document.querySelector('#later').hidden")?;
+    let size = requested_size(&mut browser)?;
     machine_takes(&mut browser, &control, size)
 }
 

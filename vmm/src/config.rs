@@ -26,7 +26,7 @@ use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visi
 use serde::{Deserialize, Serialize};
 
 pub use self::boot::BootOrder;
-pub use self::display::{Absent, Display};
+pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
 pub use self::smbios::Smbios;
@@ -121,7 +121,8 @@ options! {
     /// First serial port: `stdio` (default; Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
     "serial" "TO" serial: Option<Stream>,
     /// Display: the preferred resolution (default 1280x800), then further keys of the `display`
-    /// device; or `none` for no display.
+    /// device; or `none` for no display. With the key `adapter=virtio`, it is the device
+    /// `virtio-gpu`, whose size follows the viewer's window.
     "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
     /// Keyboard layout that the guest is configured for, used for viewers that send characters and
     /// for `vmm ctl type`: a language or locale such as `de`, `ko` or `fr-CA`. Defaults to `us`.

@@ -19,7 +19,6 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context;
 use boot::layout::Ram;
 use devices::board::Board;
-use devices::display::bochs;
 use devices::grants::{Events, Shared};
 use devices::hypervisor::Hypervisor;
 use devices::nvme;
@@ -155,9 +154,7 @@ impl Plan {
         ];
         if let Display::Present(display) = &config.display {
             // Drivers find the display in any slot; users expect it in this one.
-            let slot = display.slot.or(Some(DISPLAY_SLOT));
-            let display = bochs::Config { slot, ..display.clone() };
-            devices.push(registry::Config::Display(display));
+            devices.push(display.device(DISPLAY_SLOT));
             devices.extend(self.usb_input());
         }
         if let Some(code) = &config.firmware {

@@ -74,7 +74,9 @@ mod test {
             let bytes = (offset..).map(|at| at.to_le_bytes()[0]);
             data.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
         }
-        fn set_preferred_size(&self, _: u32, _: u32) {}
+        fn set_preferred_size(&self, _: u32, _: u32) -> bool {
+            false
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use devices::display::{Resolution, bochs};
 use devices::platform::tpm;
 use devices::registry::{self, Config as Device};
 use devices::usb::storage;
+use devices::virtio::gpu;
 use devices::{ahci, e1000e, nvme, virtio};
 use host::disk;
 use host::disk::{Changes, Direct, Patch};
@@ -20,7 +21,7 @@ use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
 use vmm::config::{
-    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Memory, Parent,
+    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Memory, Parent, Present,
     UnknownMsr,
 };
 
@@ -217,11 +218,8 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     config.display = if dark {
         vmm::config::Display::Absent(Absent::None)
     } else {
-        let mode = Resolution::nearest(settings.windows.width.0, settings.windows.height.0);
-        let usual = bochs::Config::default();
-        let bytes = u64::from(mode.width()) * u64::from(mode.height()) * 4;
-        let memory = Size(usual.memory.0.max(bytes.next_power_of_two()));
-        vmm::config::Display::Present(bochs::Config { mode, memory, ..usual })
+        let size = (settings.windows.width.0, settings.windows.height.0);
+        vmm::config::Display::Present(display(size, picture.adapter.value))
     };
     let windows = &settings.windows;
     let keyboard = windows.keyboard.as_ref().map(|it| it.show());
@@ -230,6 +228,18 @@ fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
     config.keyboard = keyboard.parse::<layout::Name>().unwrap_or_default();
     // Always connected: the firmware reports there what it boots.
     config.serial = Some(Stream::Stdio);
+}
+
+/// A display with enough memory for this size, or for the nearest that it can show.
+fn display((width, height): (u32, u32), adapter: Screen) -> Present {
+    if adapter == Screen::Virtio {
+        let mode = Some(gpu::Config::nearest(width, height));
+        return Present { adapter: vmm::config::Adapter::Virtio, mode, ..Present::default() };
+    }
+    let mode = Resolution::nearest(width, height);
+    let bytes = u64::from(mode.width()) * u64::from(mode.height()) * 4;
+    let memory = Size(bochs::Config::default().memory.0.max(bytes.next_power_of_two()));
+    Present { mode: Some(mode), memory: Some(memory), ..Present::default() }
 }
 
 fn features(processor: &Processor) -> Features {

@@ -152,6 +152,8 @@ choices! {
     /// The adapter that firmware and Windows have drivers for.
     #[default]
     Standard "std";
+    /// An adapter whose picture follows the viewer's window, if the guest has its driver.
+    Virtio "virtio";
     /// No adapter.
     None "none";
 }

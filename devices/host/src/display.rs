@@ -30,8 +30,12 @@ pub trait Scanout: Send + Sync {
     /// Copies out of the display's memory. The part of `data` beyond its end stays unchanged.
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Sets the preferred mode to the size that a viewer asks for. The guest sees it when it reads
-    /// the EDID again, at the latest after a reset.
-    fn set_preferred_size(&self, width: u32, height: u32);
+    /// the EDID again, at the latest after a reset. Returns false if the display cannot show it.
+    fn set_preferred_size(&self, width: u32, height: u32) -> bool;
+    /// Whether the display asks a running driver to change to the preferred size.
+    fn resizes(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Default)]

@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{Resolution, edid};
@@ -22,7 +22,7 @@ use crate::bus::Window;
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::hypervisor::{Backing, GuestAccess};
-use crate::pci::{Address, Bar, Id, Identity};
+use crate::pci::{Address, Bar, Id, Identity, Slot};
 use host::display::{Mode, Scanout};
 use host::fnv;
 use host::size::Size;
@@ -48,8 +48,11 @@ impl Default for Config {
 }
 
 const MIN_MEMORY: u64 = 4 << 20;
-const MAX_MEMORY: u64 = 256 << 20;
+const MAX_MEMORY: Size = Size(256 << 20);
 
+/// The numbers of the BARs.
+const FRAME_BUFFER: u8 = 0;
+const REGISTERS: u8 = 2;
 /// The size of BAR 2 in bytes.
 const BAR_SIZE: u64 = 4096;
 const EDID: u64 = 0x000;
@@ -96,15 +99,7 @@ const MIN_SIZE: u32 = 64;
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let Self { mode, memory, slot } = self;
-        ensure!(
-            memory.0.is_power_of_two() && (MIN_MEMORY..=MAX_MEMORY).contains(&memory.0),
-            "memory={memory}: the frame buffer must be a power of two, from 4M to 256M"
-        );
-        ensure!(
-            mode.bytes() <= memory.0,
-            "mode={mode}: this needs memory={}, but the configured value is memory={memory}",
-            Size(mode.bytes().next_power_of_two())
-        );
+        check(mode, memory, MAX_MEMORY)?;
         let id = Id {
             vendor: 0x1234,
             device: 0x1111,
@@ -112,26 +107,72 @@ impl Build for Config {
             revision: 2,
             subsystem: (0x1af4, 0x1100),
         };
-        let identity = Identity {
-            at: slot,
-            bars: vec![(0, Bar::Prefetchable32(memory.0)), (2, Bar::Memory32(BAR_SIZE))],
-            ..Identity::new(id)
-        };
+        let identity = Identity { at: slot, bars: bars(memory), ..Identity::new(id) };
         let slot = grants.pci(identity)?;
+        let describe = |mode, memory, serial| Some(edid::edid(mode, memory, serial));
+        let bochs = Bochs::new(&slot, grants, Monitor { describe, mode })?;
+        grants.shared().screens.register(bochs.screen.clone());
+        Ok(slot.wrap(Box::new(bochs)))
+    }
+}
+
+/// Checks the options of a linear frame buffer. `max` is the maximum of `memory`.
+pub(crate) fn check(mode: Resolution, memory: Size, max: Size) -> anyhow::Result<()> {
+    ensure!(
+        memory.0.is_power_of_two() && (MIN_MEMORY..=max.0).contains(&memory.0),
+        "memory={memory}: the frame buffer must be a power of two, from 4M to {max}"
+    );
+    ensure!(
+        mode.bytes() <= memory.0,
+        "mode={mode}: this needs memory={}, but the configured value is memory={memory}",
+        Size(mode.bytes().next_power_of_two())
+    );
+    Ok(())
+}
+
+/// The frame buffer and the registers.
+pub(crate) fn bars(memory: Size) -> Vec<(u8, Bar)> {
+    vec![(FRAME_BUFFER, Bar::Prefetchable32(memory.0)), (REGISTERS, Bar::Memory32(BAR_SIZE))]
+}
+
+/// The monitor at power-on.
+#[derive(Clone, Copy)]
+pub(crate) struct Monitor {
+    /// Makes the EDID for a preferred size, memory and serial number, if there is one.
+    pub(crate) describe: fn(Resolution, u64, u32) -> Option<Vec<u8>>,
+    /// The preferred size.
+    pub(crate) mode: Resolution,
+}
+
+impl Bochs {
+    /// The slot has the BARs of [`bars`].
+    pub(crate) fn new(
+        slot: &Slot,
+        grants: &mut dyn Grants,
+        monitor: Monitor,
+    ) -> anyhow::Result<Self> {
         let [one, two, three, four, ..] = fnv::hash(grants.name().as_bytes(), 0).to_le_bytes();
         let serial = u32::from_le_bytes([one, two, three, four]);
-        let picture = grants.shared().hypervisor.backing(memory.0, GuestAccess::Tracked)?;
+        let window = slot.bar(FRAME_BUFFER).clone();
+        let Monitor { describe, mode } = monitor;
+        let edid = describe(mode, window.size, serial);
+        let edid = edid.with_context(|| format!("mode={mode}: too large for an EDID"))?;
+        let picture = grants.shared().hypervisor.backing(window.size, GuestAccess::Tracked)?;
+        window.set_backing(picture.clone());
         let screen = Arc::new(Screen {
             registers: Mutex::default(),
-            edid: Mutex::new(edid::edid(mode, memory.0, serial)),
-            picture: picture.clone(),
-            memory: memory.0,
+            preferred: Mutex::new((mode, edid)),
+            picture,
+            memory: window.size,
+            describe,
             serial,
         });
-        slot.bar(0).set_backing(picture);
-        grants.shared().screens.register(screen.clone());
-        let window = slot.bar(0).clone();
-        Ok(slot.wrap(Box::new(Bochs { screen, window })))
+        Ok(Self { screen, window, registers: slot.bar(REGISTERS).region })
+    }
+
+    /// Whether an access to this region is for the frame buffer or its registers.
+    pub(crate) fn owns(&self, region: Region) -> bool {
+        [self.window.region, self.registers].contains(&region)
     }
 }
 
@@ -211,11 +252,13 @@ impl Registers {
 }
 
 /// The viewers' interface to the device.
-struct Screen {
+pub(crate) struct Screen {
     registers: Mutex<Registers>,
-    edid: Mutex<Vec<u8>>,
+    /// The preferred size of the monitor, and its EDID.
+    preferred: Mutex<(Resolution, Vec<u8>)>,
     picture: Arc<dyn Backing>,
     memory: u64,
+    describe: fn(Resolution, u64, u32) -> Option<Vec<u8>>,
     serial: u32,
 }
 
@@ -224,8 +267,9 @@ impl Screen {
         self.registers.lock().expect("no device panicked")
     }
 
-    fn edid(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.edid.lock().expect("no device panicked")
+    /// The preferred size of the monitor, and its EDID.
+    pub(crate) fn preferred(&self) -> MutexGuard<'_, (Resolution, Vec<u8>)> {
+        self.preferred.lock().expect("no device panicked")
     }
 }
 
@@ -242,19 +286,23 @@ impl Scanout for Screen {
         self.picture.read(offset, data);
     }
 
-    fn set_preferred_size(&self, width: u32, height: u32) {
+    fn set_preferred_size(&self, width: u32, height: u32) -> bool {
         let nearest = Resolution::nearest(width, height);
-        // If the size does not fit into the memory, the EDID stays unchanged.
-        if nearest.bytes() <= self.memory {
-            *self.edid() = edid::edid(nearest, self.memory, self.serial);
-        }
+        let fits = nearest.bytes() <= self.memory;
+        let edid = (self.describe)(nearest, self.memory, self.serial).filter(|_| fits);
+        let Some(edid) = edid else { return false };
+        *self.preferred() = (nearest, edid);
+        true
     }
 }
 
-struct Bochs {
-    screen: Arc<Screen>,
+/// The linear frame buffer with its registers.
+pub(crate) struct Bochs {
+    pub(crate) screen: Arc<Screen>,
     /// The window of BAR 0.
-    window: Arc<Window>,
+    pub(crate) window: Arc<Window>,
+    /// The region of BAR 2.
+    registers: Region,
 }
 
 /// Copies the bytes of `from` at `offset`. Bytes of `data` beyond its end stay unchanged.
@@ -276,7 +324,7 @@ impl Device for Bochs {
             EDID..EDID_END => {
                 // The rest of the EDID area is empty.
                 data.fill(0);
-                copy(&self.screen.edid(), offset - EDID, data)
+                copy(&self.screen.preferred().1, offset - EDID, data)
             }
             VGA..VGA_END => {
                 let values: Vec<_> =

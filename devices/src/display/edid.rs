@@ -5,6 +5,8 @@ use super::Resolution;
 
 /// Size in bytes of the base block, and of an extension.
 const BLOCK: usize = 128;
+/// Offset of the number of extensions.
+const EXTENSIONS: usize = 126;
 
 /// Letters of "Transom". No manufacturer has registered this ID.
 const MANUFACTURER: [u8; 3] = *b"TSM";
@@ -66,7 +68,7 @@ const POSITIVE: u32 = 1 << 15;
 
 /// Returns the EDID of a monitor that prefers the size `preferred`, on a display with `memory`
 /// bytes.
-pub(super) fn edid(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
+pub(crate) fn edid(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
     let own = Timing::new(preferred);
     let in_base = own.descriptor(preferred);
     let first = in_base.or_else(|| {
@@ -81,6 +83,16 @@ pub(super) fn edid(preferred: Resolution, memory: u64, serial: u32) -> Vec<u8> {
         seal(block);
     }
     all
+}
+
+/// Returns the EDID as a single block, if its fields can describe the size. Windows' viogpudo takes
+/// every extension for one of CTA-861, and its bytes for numbers of modes.
+pub(crate) fn single_block(preferred: Resolution, memory: u64, serial: u32) -> Option<Vec<u8>> {
+    let first = Timing::new(preferred).descriptor(preferred)?;
+    let mut block = base(preferred, memory, serial, &first);
+    block[EXTENSIONS] = 0;
+    seal(&mut block);
+    Some(block)
 }
 
 /// Sets the last byte so that the sum of all bytes is zero.
@@ -128,8 +140,7 @@ fn base(preferred: Resolution, memory: u64, serial: u32, first: &[u8; 18]) -> Ve
     block.extend(text(TAG_SERIAL, format!("{serial:08X}").as_bytes()));
     block.extend([0, 0, 0, TAG_DUMMY]);
     block.resize(BLOCK, 0);
-    // One extension.
-    block[BLOCK - 2] = 1;
+    block[EXTENSIONS] = 1;
     block
 }
 
@@ -312,6 +323,21 @@ mod test {
             assert_eq!(edid.len(), 128 * (1 + usize::from(edid[126])));
             assert!(edid.chunks(128).all(|block| sum(block) == 0));
             assert!(edid[128..].chunks(128).all(|block| sum(&block[1..127]) == 0));
+        }
+    }
+
+    #[test]
+    fn a_single_block_has_the_same_sizes_and_no_extension() {
+        for (width, height) in [(640, 480), (1366, 768), (3840, 2160)] {
+            let block = single_block(Resolution::new(width, height), MEMORY, 7).unwrap();
+            let whole = of(width, height);
+            assert_eq!((&block[..126], block.len()), (&whole[..126], 128));
+            assert_eq!(block[126], 0);
+            assert_eq!(block.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte)), 0);
+        }
+        // Too wide for the field, and too fast for the field of the clock.
+        for (width, height) in [(4096, 480), (640, 4096), (4095, 4095)] {
+            assert_eq!(single_block(Resolution::new(width, height), MEMORY, 7), None);
         }
     }
 

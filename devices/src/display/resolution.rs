@@ -20,7 +20,7 @@ const MAX: Resolution = Resolution::new(8192, 8192);
 
 impl Resolution {
     /// A resolution that the caller knows to be within the limits.
-    pub(super) const fn new(width: u16, height: u16) -> Self {
+    pub(crate) const fn new(width: u16, height: u16) -> Self {
         Self { width, height }
     }
 
@@ -42,7 +42,7 @@ impl Resolution {
     }
 
     /// The size of a picture in bytes.
-    pub(super) fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         u64::from(self.width) * u64::from(self.height) * 4
     }
 }

@@ -22,7 +22,7 @@ use super::signal::{NO_VECTOR, Signal};
 use super::{Identity, Virtio};
 use crate::device::{Access, Device, Region, Saved};
 use crate::grants::Grants;
-use crate::pci::{self, Address, Bar, Id};
+use crate::pci::{self, Address, Bar, Id, Slot};
 use host::memory::Memory;
 
 /// The BAR that holds all structures, its size, and the BAR of the MSI-X table.
@@ -94,10 +94,16 @@ pub fn on_pci(
     at: Option<Address>,
     grants: &mut dyn Grants,
 ) -> anyhow::Result<Box<dyn Device>> {
-    let identity = device.identity();
+    let slot = grants.pci(function(&device.identity(), at)?)?;
+    let transport = transport(device, &slot)?;
+    Ok(slot.wrap(transport))
+}
+
+/// The PCI function of a virtio device. BARs 0, 2 and 3 are free.
+pub(super) fn function(identity: &Identity, at: Option<Address>) -> anyhow::Result<pci::Identity> {
     let queues = u16::try_from(identity.queues.len()).context("queues")?;
     ensure!(u64::from(queues) * u64::from(NOTIFY_STEP) <= PAGE, "{queues} queues are too many");
-    let slot = grants.pci(pci::Identity {
+    Ok(pci::Identity {
         at,
         bars: vec![(BAR, Bar::Memory64(BAR_SIZE))],
         msix: Some((queues + 1, MSIX_BAR)),
@@ -111,13 +117,18 @@ pub fn on_pci(
             revision: 1,
             subsystem: (0x1af4, 0x1100),
         })
-    })?;
+    })
+}
+
+/// The registers of a virtio device, in the slot of its [`function`].
+pub(super) fn transport(device: impl Virtio, slot: &Slot) -> anyhow::Result<Box<dyn Device>> {
+    let identity = device.identity();
     let bar = slot.bar(BAR);
-    let bells = (0..u64::from(queues))
+    let bells = (0..identity.queues.len() as u64)
         .map(|queue| bar.doorbell(NOTIFY + queue * u64::from(NOTIFY_STEP), 0, None))
         .collect::<anyhow::Result<_>>()?;
-    let signal = Signal::new(slot.interrupt.clone(), identity.name, queues.into());
-    let transport = Transport {
+    let signal = Signal::new(slot.interrupt.clone(), identity.name, identity.queues.len());
+    Ok(Box::new(Transport {
         registers: Registers::new(&identity),
         bar: bar.region,
         config: slot.config,
@@ -128,8 +139,7 @@ pub fn on_pci(
         device: Box::new(device),
         running: false,
         seen: Vec::new(),
-    };
-    Ok(slot.wrap(Box::new(transport)))
+    }))
 }
 
 /// The vendor-specific capabilities. [`WINDOW`] is the first.

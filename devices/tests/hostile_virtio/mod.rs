@@ -64,6 +64,13 @@ pub(crate) const KINDS: &[Kind] = &[
         final_request: (1, &[(DATA, 64, false)]),
     },
     Kind {
+        name: "virtio-gpu",
+        configs: &[|_| json!({ "memory": "4M", "mode": "640x480" })],
+        build: drawing,
+        // A command of zeros, which does not exist.
+        final_request: (0, &[(DATA, 24, false), (DATA + 64, 24, true)]),
+    },
+    Kind {
         name: "virtio-blk",
         configs: &[
             |folder| json!({ "path": disk(folder), "queues": 2 }),
@@ -127,6 +134,46 @@ fn message(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain
     let message = [actions.byte()? % 3, 0, 0, 0, actions.byte()? % 9, 0, actions.byte()? % 2, 0];
     bench.memory.write(REQUEST, &message).expect("memory");
     Some(vec![(REQUEST, 8, message[6] == 1 && message[4] == 8)])
+}
+
+/// A command for a display, mostly for one of four resources.
+fn drawing(actions: &mut Actions<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let screen = bench.board.shared.screens.first()?;
+    let small = |byte: u8| u32::from(byte % 4);
+    let mut side = || actions.byte().map(|it| u32::from(it) << (it & 3));
+    let rectangle = [side()?, side()?, side()?, side()?];
+    let (id, command) = (small(actions.byte()?), u32::from(actions.byte()?));
+    let format = [1, 2, 67, 121][usize::from(actions.byte()? % 4)];
+    let list = [u32::from(actions.short()?) << 4, 0, actions.length()?, 0];
+    let wild = actions.byte()?;
+    let id = if wild > 250 { actions.word()? } else { id };
+    let body: Vec<u32> = match command % 11 {
+        1 => vec![id, format, rectangle[2], rectangle[3]],
+        3 => [&rectangle[..], &[0, id]].concat(),
+        4 => [&rectangle[..], &[id, 0]].concat(),
+        5 => [&rectangle[..], &[4 * rectangle[0], 0, id, 0]].concat(),
+        6 if wild < 200 => [&[id, 1][..], &list].concat(),
+        6 => [&[id, actions.word()?][..], &list].concat(),
+        9 => [&[0, rectangle[0], rectangle[1], 0, id][..], &[0; 3]].concat(),
+        _ => vec![id, 0],
+    };
+    let kind = if command % 11 == 9 { 0x300 + (command & 1) } else { 0x100 + command % 11 };
+    let words = [&[kind, small(wild), 1, 2, 3, 4][..], &body].concat();
+    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    bench.memory.write(REQUEST, &bytes).expect("memory");
+    // A viewer looks and asks for another size meanwhile.
+    if command > 230 {
+        screen.set_preferred_size(rectangle[0], 8 * rectangle[1]);
+    }
+    let mode = screen.mode();
+    screen.changed(&mut Vec::new());
+    if let Some(mode) = mode {
+        assert!(mode.start + u64::from(mode.stride) * u64::from(mode.height - 1) < 4 << 20);
+        screen.read(mode.start, &mut vec![0; 4 * mode.width as usize]);
+    }
+    let length = u32::try_from(bytes.len()).expect("a few words");
+    let room = if wild > 240 { actions.length()? } else { 1056 };
+    Some(vec![(REQUEST, length, false), (DATA, room, true)])
 }
 
 /// Type, sector, data and status.

@@ -12,6 +12,7 @@ mod pci;
 mod storahci;
 mod stornvme;
 mod tpm;
+mod viogpudo;
 
 use std::time::{Duration, Instant};
 

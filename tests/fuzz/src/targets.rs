@@ -62,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     }),
     target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),
     target("blk", 4096, Bytes, |it| virtio("virtio-blk", it)),
+    target("gpu", 4096, Bytes, |it| virtio("virtio-gpu", it)),
     target("rng", 4096, Bytes, |it| virtio("virtio-rng", it)),
     target("scsi", 4096, Bytes, |it| virtio("virtio-scsi", it)),
     target("serial", 4096, Bytes, |it| virtio("virtio-serial", it)),

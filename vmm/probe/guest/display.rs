@@ -1,4 +1,5 @@
-//! The display 1234:1111: its registers, its monitor's preferred resolution, and its picture.
+//! The display 1234:1111, or virtio-gpu, which has the same registers: its monitor's preferred
+//! resolution, and its picture.
 use crate::Session;
 use crate::canvas::Canvas;
 use crate::config::Function;
@@ -9,7 +10,7 @@ use crate::report::Finding;
 use crate::start::Words;
 use crate::timer;
 
-const DEVICE: u32 = 0x1111_1234;
+const DEVICES: [u32; 2] = [0x1111_1234, 0x1050_1af4];
 /// Offset in BAR 2 of the registers of Bochs' VBE extension. The monitor's EDID is at offset 0.
 const DISPI: u64 = 0x500;
 const ID: u64 = 0;
@@ -62,7 +63,7 @@ pub(crate) struct Display {
 
 impl Display {
     pub(crate) fn find(words: Words) -> Option<Self> {
-        let function = Function::find(DEVICE)?;
+        let function = DEVICES.into_iter().find_map(Function::find)?;
         function.switch_on();
         // Both BARs have 32 bits, so memory below 4 GiB is mapped.
         let address = |bar| function.memory(bar).filter(|it| *it >> 32 == 0);

@@ -291,3 +291,21 @@ fn processor_features_are_hidden_and_shown() {
     assert_eq!(said(&[("CPU_FLAGS", "+svm")])["nested"], true);
     assert_eq!(said(&[("CPU_FLAGS", "-vmx"), ("VMX", "Y")]), serde_json::Value::Null);
 }
+
+#[test]
+fn a_display_of_virtio_has_at_most_the_largest_size_of_its_memory() {
+    for (width, height, mode) in [
+        ("320", "200", "640x480"),
+        ("1920", "1080", "1920x1080"),
+        ("16384", "16384", "3840x2160"),
+        ("4096", "2160", "3840x2160"),
+    ] {
+        let words = [("VGA", "virtio"), ("WIDTH", width), ("HEIGHT", height)];
+        let display = made(&words).unwrap()["display"].clone();
+        assert_eq!(
+            display,
+            serde_json::json!({ "adapter": "virtio", "mode": mode }),
+            "{width}x{height}"
+        );
+    }
+}

@@ -107,9 +107,12 @@ pub const TABLE: &[Row] = rows! {
     Adapter "e1000" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb" "usb-net" "tulip"
         => Nearest("e1000e", WITHOUT_NETKVM);
 
-    Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Exact("std");
+    Screen "std" "vga" "bochs-display" => Exact("std");
+    Screen "virtio" "virtio-vga" => Exact("virtio");
+    Screen "virtio-gpu" => Nearest("virtio", "boot loaders draw on it, too");
+    Screen "virtio-vga-gl" "virtio-gpu-gl" => Nearest("virtio", "there is no 3D acceleration");
     Screen "none" "n" "no" "off" => Exact("none");
-    Screen "qxl" "cirrus" "vmware" "virtio-vga-gl" "virtio-gpu-gl" "ramfb" "tcx" "cg3" "xenfb"
+    Screen "qxl" "cirrus" "vmware" "ramfb" "tcx" "cg3" "xenfb"
         => Nearest("std", "every Windows has a driver for it");
 
     Display "web" ":*" => Exact("web");

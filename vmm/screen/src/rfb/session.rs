@@ -205,6 +205,12 @@ pub(super) fn milestone(number: u64, out: &mut Vec<u8>) {
     fence(FENCE_REQUEST | 1, &number.to_be_bytes(), out);
 }
 
+/// Answers to `SetDesktopSize`. A size that is forwarded to the guest may still be refused there.
+const PROHIBITED: u16 = 1;
+const OUT_OF_RESOURCES: u16 = 2;
+const INVALID_LAYOUT: u16 = 3;
+const FORWARDED: u16 = 4;
+
 /// Codes of the xvp extension.
 const XVP_FAIL: u8 = 0;
 const XVP_INIT: u8 = 1;
@@ -457,20 +463,20 @@ impl Session {
         }
     }
 
-    /// Handles `SetDesktopSize`.
+    /// Handles `SetDesktopSize`. The last request decides for all viewers.
     fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
         let fits = (1..=MAX_SIDE).contains(&width) && (1..=MAX_SIDE).contains(&height);
         let status = match (self.server.canvas.scanout(), screens) {
-            _ if self.client.access != Access::Full => 1,
-            (None, _) => 1,
+            _ if self.client.access != Access::Full => PROHIBITED,
+            (None, _) => PROHIBITED,
             // The position is ignored: LibVNC sends uninitialized memory in it.
             (Some(scanout), [Screen { area, .. }])
                 if fits && (area.width, area.height) == (width, height) =>
             {
-                scanout.set_preferred_size(width.into(), height.into());
-                4
+                let accepted = scanout.set_preferred_size(width.into(), height.into());
+                if accepted { FORWARDED } else { OUT_OF_RESOURCES }
             }
-            _ => 3,
+            _ => INVALID_LAYOUT,
         };
         self.client.state(|state| {
             // A client without the extension could not parse the reply.

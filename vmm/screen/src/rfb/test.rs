@@ -223,6 +223,10 @@ async fn a_full_request_gets_the_current_picture() {
     }
 }
 
+/// `SetDesktopSize` to 640x480.
+const WISH: [u8; 24] =
+    [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sizes_reach_clients_and_resize_requests_reach_the_display() {
     let bench = bench(rules(Passwords::default()));
@@ -237,14 +241,18 @@ async fn sizes_reach_clients_and_resize_requests_reach_the_display() {
     }
     let screens = |viewer: &TestClient| viewer.signs.iter().filter(|it| it.0 == -308).count();
     assert_eq!(screens(&extended), 1, "the answer to a full request");
-    let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
-    extended.send(&wish).await;
+    extended.send(&WISH).await;
     extended.receive_update().await.unwrap();
     let (_, area, _) = extended.signs.last().unwrap();
     assert_eq!(*area, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
+    extended
+        .send(&[251, 0, 4, 0, 4, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 4, 0, 0, 0, 0, 0])
+        .await;
+    extended.receive_update().await.unwrap();
+    assert_eq!(extended.signs.last().unwrap().1, [1, 2, 320, 200], "no memory for a megapixel");
     // A client that cannot parse the reply may request sizes too.
-    plain.send(&wish).await;
+    plain.send(&WISH).await;
     plain.request(false).await;
     plain.receive_update().await.unwrap();
     assert!(plain.signs.is_empty(), "{:?}", plain.signs);
@@ -568,6 +576,14 @@ async fn passwords_are_required_in_every_version() {
         Received::Power(0),
         "a view-only client may not press buttons"
     );
+    looker.encodings(&[0, -308]).await;
+    looker.request(true).await;
+    looker.send(&WISH).await;
+    while looker.signs.last().is_none_or(|it| it.1 != [1, 1, 320, 200]) {
+        let update = timeout(LONG, looker.receive_update()).await;
+        update.expect("resizing is prohibited for it, too").unwrap();
+    }
+    assert_eq!(bench.fake.preferred(), None);
     assert!(bench.board.events.lock().unwrap().is_empty());
     for _ in 0..2 {
         let mut line = bench.connect(network(2));

@@ -130,8 +130,13 @@ impl Scanout for FakeDisplay {
         data[..count].copy_from_slice(&state.bytes[start..start + count]);
     }
 
-    fn set_preferred_size(&self, width: u32, height: u32) {
-        self.state.lock().unwrap().preferred = Some((width, height));
+    /// It has room for less than a megapixel.
+    fn set_preferred_size(&self, width: u32, height: u32) -> bool {
+        let fits = width * height < 1 << 20;
+        if fits {
+            self.state.lock().unwrap().preferred = Some((width, height));
+        }
+        fits
     }
 }
 

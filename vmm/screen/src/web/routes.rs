@@ -341,6 +341,7 @@ async fn session(State(web): Shared, client: Client, headers: HeaderMap) -> Resp
                 "keyboard": about.keyboard.name(),
                 "characters": translate::characters(&about.keyboard),
                 "sound": about.sound,
+                "resizes": about.resizes,
                 "again": about.restart_hint,
                 "progress": about.progress,
                 "desktop": about.desktop,

@@ -48,6 +48,8 @@ pub struct About {
     pub restart_hint: &'static str,
     /// A page `progress` with its `events` exists, and something is in progress.
     pub progress: bool,
+    /// The guest's driver may change the size of the picture to that of the window.
+    pub resizes: bool,
     /// A page `desktop` exists, for a guest with a remote desktop.
     pub desktop: bool,
     /// USB devices of the host can be attached, at `api/v1/usb`.
@@ -134,6 +136,7 @@ impl Stage for LocalStage {
         About {
             keyboard: interfaces.layout.clone(),
             sound: interfaces.sound.has_card(),
+            resizes: self.server.canvas.scanout().is_some_and(|it| it.resizes()),
             login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             restart_hint: "Run vmm again to start it.",
             progress: false,

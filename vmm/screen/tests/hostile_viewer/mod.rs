@@ -58,7 +58,9 @@ impl Scanout for Moving {
         }
     }
 
-    fn set_preferred_size(&self, _: u32, _: u32) {}
+    fn set_preferred_size(&self, _: u32, _: u32) -> bool {
+        true
+    }
 }
 
 /// A certificate verifier that accepts everything, because the tests are about the bytes after the

@@ -37,7 +37,7 @@ let viewOnly = false;
 let farewell = "";
 // The WebSocket, and facts about the machine from the host: keys, how to start it again.
 let line = null;
-let machine = { characters: "", keyboard: "", sound: false, again: "", progress: false, desktop: false, usb: false };
+let machine = { characters: "", keyboard: "", sound: false, resizes: false, again: "", progress: false, desktop: false, usb: false };
 
 function show(state, text) {
   document.body.dataset.state = state;
@@ -112,6 +112,7 @@ async function connect() {
   $("out").hidden = !logout;
   $("sound").hidden = !machine.sound;
   $("devices").hidden = !machine.usb || viewOnly;
+  $("later").hidden = machine.resizes;
   document.body.classList.toggle("looking", viewOnly);
   follow();
   askForDesktop();
@@ -241,7 +242,7 @@ document.addEventListener("visibilitychange", askForDesktop);
 
 // --- size and quality of the picture
 function arrange() {
-  const size = remembered("size", "fit");
+  const size = remembered("size", machine.resizes && !viewOnly ? "follow" : "fit");
   const quality = remembered("quality", "6");
   document.querySelectorAll("input[name=size]").forEach((it) => { it.checked = it.value === size; });
   document.querySelectorAll("input[name=quality]").forEach((it) => { it.checked = it.value === quality; });
