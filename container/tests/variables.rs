@@ -129,7 +129,6 @@ const CASES: &[Case] = cases! {
     "PASST_PID" "/x" => "built in";
     "PASST_SOCKET" "/x" => "built in";
     "DISPLAY" "vnc" => "vnc" not "";
-    "VGA" "none" => "none" not "";
     "VGA" "virtio" => "virtio" not "";
     "VNC_PORT" "5901" => "5901" not "80";
     "WEB" "N" => "N" not "x";

@@ -17,13 +17,18 @@ pub(crate) struct Driver {
 }
 
 pub(crate) const DRIVERS: &[Driver] = &[
-    Driver { name: "viorng", modes: &["msix", "wire"], checks: 18 },
-    Driver { name: "balloon", modes: &["wire"], checks: 30 },
-    Driver { name: "vioserial", modes: &["msix", "wire"], checks: 40 },
-    Driver { name: "netkvm", modes: &["msix4", "msix1", "two", "one", "wire"], checks: 42 },
+    Driver { name: "viorng", modes: KMDF, checks: 18 },
+    Driver { name: "balloon", modes: &["wire", "smp_wire4"], checks: 30 },
+    Driver { name: "vioserial", modes: KMDF, checks: 40 },
+    Driver {
+        name: "netkvm",
+        modes: &["msix4", "msix1", "two", "one", "wire", "smp2", "smp4"],
+        checks: 42,
+    },
     Driver { name: "viostor", modes: STORAGE, checks: 64 },
     Driver { name: "vioscsi", modes: STORAGE, checks: 63 },
 ];
+const KMDF: &[&str] = &["msix", "wire", "smp2", "smp4", "smp_wire4"];
 const STORAGE: &[&str] =
     &["msix4", "late4", "msix1", "few", "one", "wire", "smp2", "smp4", "smp_late4"];
 
@@ -31,7 +36,7 @@ const STORAGE: &[&str] =
 pub(crate) fn processors(mode: &str) -> u32 {
     match mode {
         "smp2" => 2,
-        "smp4" | "smp_late4" => 4,
+        "smp4" | "smp_late4" | "smp_wire4" => 4,
         _ => 1,
     }
 }

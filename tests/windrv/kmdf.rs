@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use host::size::Size;
 use serde_json::Value;
-use transom_tests::program::{Running, connect, vmm};
+use transom_tests::lab;
+use transom_tests::program::{Running, connect, not_run, vmm};
 use vmm::control::{self, Client, LinkState};
 
 use crate::PATIENCE;
+use crate::drivers;
 use crate::image;
 use crate::report::Report;
 
@@ -102,6 +104,47 @@ fn balloon_above_4_gib() -> Result<()> {
     Machine { memory: "5G", ..BALLOON }.run()
 }
 
+#[test]
+fn viorng_on_4_processors() -> Result<()> {
+    Machine { mode: "smp4", checks: 22, ..RANDOM }.run()
+}
+
+#[test]
+fn vioserial_on_4_processors() -> Result<()> {
+    Machine { mode: "smp4", checks: 44, ..SERIAL }.run()
+}
+
+/// The interrupt is on another processor than the driver's thread.
+#[test]
+fn balloon_on_4_processors() -> Result<()> {
+    thorough("balloon_on_4_processors", || Machine { mode: "smp_wire4", ..BALLOON }.run())
+}
+
+#[test]
+fn viorng_on_2_processors_and_with_intx_on_4() -> Result<()> {
+    thorough("viorng_on_2_processors_and_with_intx_on_4", || {
+        Machine { mode: "smp2", checks: 22, ..RANDOM }.run()?;
+        Machine { mode: "smp_wire4", checks: 20, ..RANDOM }.run()
+    })
+}
+
+#[test]
+fn vioserial_on_2_processors_and_with_intx_on_4() -> Result<()> {
+    thorough("vioserial_on_2_processors_and_with_intx_on_4", || {
+        Machine { mode: "smp2", checks: 44, ..SERIAL }.run()?;
+        Machine { mode: "smp_wire4", checks: 44, ..SERIAL }.run()
+    })
+}
+
+/// Runs a test only with `TRANSOM_TESTS=all`.
+pub(crate) fn thorough(name: &str, test: impl FnOnce() -> Result<()>) -> Result<()> {
+    if lab::everything() {
+        return test();
+    }
+    not_run(name, lab::THOROUGH);
+    Ok(())
+}
+
 impl Machine {
     /// Starts the guest, does what it asks the host for, and judges its report.
     fn run(&self) -> Result<()> {
@@ -120,12 +163,17 @@ impl Machine {
 
     fn start(&self, image: &Path, control: &Path, socket: &Path) -> Result<Running> {
         let Self { driver, mode, device, memory, words, .. } = self;
+        let cpus = drivers::processors(mode).to_string();
         let socket = if *device == PORT { socket.display().to_string() } else { String::new() };
         let mut machine = Command::new(vmm());
-        machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
+        machine.args(["run", "--cpus", &cpus, "--display", "none", "--serial", "stdio"]);
         machine.args(["--accept-emulation", "--memory", memory]);
         machine.args(["--device", &format!("{device}{socket}")]);
-        machine.args(["--cmdline", &format!("driver={driver} mode={mode}{words}"), "--kernel"]);
+        machine.args([
+            "--cmdline",
+            &format!("driver={driver} mode={mode} processors={cpus}{words}"),
+            "--kernel",
+        ]);
         machine.arg(image).arg("--control").arg(control);
         Running::spawn(&mut machine)
     }

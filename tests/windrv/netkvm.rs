@@ -12,6 +12,7 @@ use transom_tests::place;
 use transom_tests::program::{Running, vmm};
 
 use crate::PATIENCE;
+use crate::drivers;
 use crate::image;
 use crate::kmdf;
 use crate::report::Report;
@@ -29,6 +30,8 @@ struct Machine {
     words: &'static str,
     /// Checks besides those of every mode.
     more: usize,
+    /// The device's pairs of queues; 1 without it.
+    pairs: Option<u32>,
     /// 512M without it.
     memory: Option<&'static str>,
     /// Intel's network card is in the same machine, on a network of its own.
@@ -82,9 +85,54 @@ fn offloads() -> Result<()> {
     in_namespace(move || machine.on_a_tap())
 }
 
+/// Every processor has its own pair of queues, sends and receives.
+#[test]
+fn smp4_with_4_pairs() -> Result<()> {
+    scaled("smp4", 4, "off")
+}
+
+#[test]
+fn smp2_with_2_pairs() -> Result<()> {
+    scaled("smp2", 2, "off")
+}
+
+/// Processors without queues of their own get their packets from other processors.
+#[test]
+fn smp4_with_2_pairs() -> Result<()> {
+    kmdf::thorough("smp4_with_2_pairs", || scaled("smp4", 2, "off"))
+}
+
+#[test]
+fn smp4_with_1_pair() -> Result<()> {
+    let machine = Machine { mode: "smp4", more: SCALING, ..Machine::default() };
+    kmdf::thorough("smp4_with_1_pair", || machine.on_a_socket())
+}
+
+/// The kernel serves the queues where it can.
+#[test]
+fn smp4_with_vhost() -> Result<()> {
+    kmdf::thorough("smp4_with_vhost", || scaled("smp4", 4, "auto"))
+}
+
+fn scaled(mode: &'static str, pairs: u32, vhost: &str) -> Result<()> {
+    if !place::runs_here("Windows' network driver on several queues of a tap") {
+        return Ok(());
+    }
+    let machine = Machine {
+        mode,
+        device: if vhost == "off" { ",vhost=off" } else { "" },
+        words: " offloads=on",
+        more: OFFLOADS + SCALING,
+        pairs: Some(pairs),
+        ..Machine::default()
+    };
+    in_namespace(move || machine.on_a_tap())
+}
+
 /// The minimum number of checks of every mode, and of those of offloads.
 const CHECKS: usize = 42;
 const OFFLOADS: usize = 7;
+const SCALING: usize = 26;
 
 impl Machine {
     fn on_a_socket(&self) -> Result<()> {
@@ -112,13 +160,15 @@ impl Machine {
     }
 
     fn run(&self, image: &Path, network: &str, more_devices: &[&str]) -> Result<()> {
-        let Self { mode, device, words, more, memory, .. } = self;
+        let Self { mode, device, words, more, memory, pairs, .. } = self;
+        let (cpus, pairs) = (drivers::processors(mode).to_string(), pairs.unwrap_or(1));
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
-        let device = format!("virtio-net,to={network},mac={ADDRESS}{device}");
-        let words = format!("driver=netkvm mode={mode} host=vmm{words}");
+        let device = format!("virtio-net,to={network},mac={ADDRESS},pairs={pairs}{device}");
+        let words =
+            format!("driver=netkvm mode={mode} host=vmm processors={cpus} pairs={pairs}{words}");
         let mut machine = Command::new(vmm());
-        machine.args(["run", "--cpus", "1", "--display", "none", "--serial", "stdio"]);
+        machine.args(["run", "--cpus", &cpus, "--display", "none", "--serial", "stdio"]);
         machine.args(["--accept-emulation", "--device", &device]).args(more_devices);
         machine.args(["--memory", memory.unwrap_or("512M")]);
         machine.args(["--cmdline", &words, "--kernel"]).arg(image).arg("--control").arg(&control);

@@ -3,7 +3,8 @@
 //!
 //! The Windows drivers match these ids: 1AF4:1040 + type, subsystem 1100, revision 1. BAR 4 holds
 //! every structure in a page of its own. BAR 1 holds the MSI-X table, with one vector for the
-//! configuration and one for each queue.
+//! configuration and one for each queue. There is no power management capability, as in QEMU on
+//! the root bus of q35: Windows' drivers enter D3 by a reset of the device.
 //!
 //! Threats: the guest writes all registers in any order and width. Queue sizes, addresses and
 //! vectors are checked when they are written or when the queue is enabled. Accesses to anything

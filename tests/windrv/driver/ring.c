@@ -13,7 +13,7 @@ void used_returned(void *queue, void *opaque, ULONG length, ULONG number);
 void used_sent(ULONG number, ULONGLONG address, ULONG length);
 void used_enter(void *queue);
 void used_leave(void *queue);
-void used_renewed(void *queue);
+void used_renewed(void *queue, void *device, ULONG number);
 void used_beyond(void);
 
 /* The library's function, which `build` renames. */
@@ -71,7 +71,7 @@ struct virtqueue *vring_new_virtqueue_split(unsigned int index, unsigned int num
     struct virtqueue *queue =
         library_vring_new_virtqueue_split(index, num, vring_align, vdev, pages, notify, control);
     if (queue) {
-        used_renewed(queue);
+        used_renewed(queue, vdev, index);
         library_add_buf = queue->add_buf;
         library_get_buf = queue->get_buf;
         queue->add_buf = add_buf;

@@ -171,9 +171,9 @@ VOID WdfInterruptGetInfo(WDFINTERRUPT handle, PWDF_INTERRUPT_INFO info)
 BOOLEAN WdfInterruptQueueDpcForIsr(WDFINTERRUPT handle)
 {
     Interrupt *interrupt = object_of(handle, INTERRUPT);
-    BOOLEAN queued = !interrupt->dpc_queued;
-    interrupt->dpc_queued = 1;
-    return queued;
+    u32 nowhere = 0, here = this_processor() + 1;
+    return __atomic_compare_exchange_n(&interrupt->dpc_queued, &nowhere, here, 0, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_RELAXED);
 }
 
 /* Calls a handler at its level, or its callback that enables or disables it. */
@@ -181,18 +181,40 @@ static BOOLEAN service(Interrupt *interrupt)
 {
     KIRQL before = irql;
     irql = DEVICE_LEVEL;
+    count_if(!spin_lock(&interrupt->lock), &mistakes.locks);
     BOOLEAN claimed = interrupt->config.EvtInterruptIsr((WDFINTERRUPT)interrupt, interrupt->number);
+    count_if(!spin_unlock(&interrupt->lock), &mistakes.locks);
     irql = before;
     return claimed;
 }
 
-u32 configuration_causes, intx_withdrawn;
+u32 configuration_causes, intx_withdrawn, dpcs_run[PROCESSORS];
+static volatile int forgets;
+/* A processor has its lock while it polls, and the first one has all of them behind the gate. */
+static int polling[PROCESSORS];
+static u32 gates;
+
+void gate_close(void)
+{
+    if (gates++)
+        return;
+    for (u32 i = 0; i < processors_running; i++)
+        spin_lock(&polling[i]);
+}
+
+void gate_open(void)
+{
+    if (--gates)
+        return;
+    for (u32 i = 0; i < processors_running; i++)
+        spin_unlock(&polling[i]);
+}
 
 /* Called by driver/cause.c. */
 void cause_seen(UCHAR status)
 {
     enum { CONFIGURATION = 2 };
-    configuration_causes += (status & CONFIGURATION) != 0;
+    count_if(status & CONFIGURATION, &configuration_causes);
 }
 
 /* With INTx. The first call takes what has just come. */
@@ -209,7 +231,7 @@ static int poll_messages(void)
     for (u32 message = 0; message < it->messages && message < running->handler_count; message++)
         while (message_arrived(it, message)) {
             any = 1;
-            it->unclaimed_messages += !service(running->handlers[message]);
+            count_if(!service(running->handlers[message]), &it->unclaimed_messages);
         }
     return any;
 }
@@ -219,7 +241,7 @@ static int poll_intx(void)
     Interrupts *it = &running->interrupts;
     int any = 0;
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
-        volatile u32 *count = &interrupt_counts[0][INTX_VECTOR + pin];
+        volatile u32 *count = &interrupt_counts[this_processor()][INTX_VECTOR + pin];
         if (!*count)
             continue;
         *count = 0;
@@ -234,44 +256,87 @@ static int poll_intx(void)
 
 /* Ends interrupts that came before the device was switched off: after it is on again, its driver
  * would find no cause. */
-static void forget_intx(void)
+static void forget_here(void)
 {
+    volatile u32 *counts = interrupt_counts[this_processor()];
     allow_interrupts();
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
-        if (!interrupt_counts[0][INTX_VECTOR + pin])
+        if (!counts[INTX_VECTOR + pin])
             continue;
-        interrupt_counts[0][INTX_VECTOR + pin] = 0;
+        counts[INTX_VECTOR + pin] = 0;
         intx_withdrawn++;
         if (is_in_service(INTX_VECTOR + pin))
             end_of_interrupt_intx();
     }
+    forgets = 0;
 }
 
-int poll_interrupts(void)
+static void forget_intx(void)
 {
-    if (!running || !running->handler_count || !running->handlers[0]->connected)
+    u32 target = running->interrupts.first_processor;
+    if (target == this_processor()) {
+        forget_here();
+        return;
+    }
+    forgets = 1;
+    while (forgets)
+        processor_wake(target);
+}
+
+static int poll_interrupts(void)
+{
+    if (!running->handler_count || !running->handlers[0]->connected)
         return 0;
     return running->interrupts.messages ? poll_messages() : poll_intx();
 }
 
-int poll_dpcs(void)
+static int poll_dpcs(void)
 {
     int any = 0;
-    for (u32 i = 0; running && i < running->handler_count; i++) {
+    u32 me = this_processor();
+    for (u32 i = 0; i < running->handler_count; i++) {
         Interrupt *interrupt = running->handlers[i];
-        if (!interrupt->dpc_queued)
+        if (interrupt->dpc_queued != me + 1)
             continue;
+        interrupt->dpc_running = me + 1;
         interrupt->dpc_queued = 0;
         any = 1;
+        dpcs_run[me]++;
         irql = DISPATCH_LEVEL;
         interrupt->config.EvtInterruptDpc((WDFINTERRUPT)interrupt, running);
         irql = PASSIVE_LEVEL;
+        interrupt->dpc_running = 0;
     }
     return any;
 }
 
+int device_poll(void)
+{
+    int any = 0;
+    u32 me = this_processor();
+    if (irql > APC_LEVEL || !spin_lock(&polling[me]))
+        return 0;
+    if (forgets && me)
+        forget_here();
+    if (running) {
+        any = poll_interrupts();
+        any |= poll_dpcs();
+    }
+    spin_unlock(&polling[me]);
+    return any;
+}
+
+/* Runs the DPCs that are queued, and waits for those of other processors. */
+static void flush_dpcs(void)
+{
+    for (u32 i = 0; i < running->handler_count; i++)
+        while (running->handlers[i]->dpc_queued || running->handlers[i]->dpc_running)
+            device_poll();
+}
+
 static void connect(int on)
 {
+    gate_close();
     for (u32 i = 0; i < running->handler_count; i++) {
         Interrupt *interrupt = running->handlers[i];
         EVT_WDF_INTERRUPT_ENABLE *event =
@@ -284,6 +349,7 @@ static void connect(int on)
         irql = PASSIVE_LEVEL;
         interrupt->connected = on;
     }
+    gate_open();
 }
 
 /* Power states. */
@@ -311,12 +377,19 @@ static const char *power_down(WDF_POWER_DEVICE_STATE target)
     const char *failed = children_down(target, action);
     if (failed)
         return failed;
-    if (!queues_stop(running, action))
-        return "EvtIoStop";
-    if (events->EvtDeviceD0ExitPreInterruptsDisabled)
+    /* viorng expects no DPC between the stop of its requests and that of its interrupts. */
+    gate_close();
+    int stopped = queues_stop(running, action);
+    if (events->EvtDeviceD0ExitPreInterruptsDisabled) {
+        gate_open();
         events->EvtDeviceD0ExitPreInterruptsDisabled(device, target);
+        gate_close();
+    }
     connect(0);
-    poll_dpcs();
+    gate_open();
+    flush_dpcs();
+    if (!stopped)
+        return "EvtIoStop";
     events->EvtDeviceD0Exit(device, target);
     used_forget();
     return NULL;
@@ -337,7 +410,7 @@ const char *device_wake(void)
     return power_up(WdfPowerDeviceD3);
 }
 
-const char *device_start(PciAddress where, DriverStart *start, u32 messages)
+const char *device_start(PciAddress where, DriverStart *start, u32 messages, u32 processors)
 {
     static UNICODE_STRING registry;
     struct Init init = {0};
@@ -347,6 +420,10 @@ const char *device_start(PciAddress where, DriverStart *start, u32 messages)
         return "DriverEntry";
     if (!NT_SUCCESS(driver->config.EvtDriverDeviceAdd((WDFDRIVER)driver, &init)) || !running)
         return "EvtDriverDeviceAdd";
+    running->interrupts.processors = processors;
+    running->interrupts.first_processor = processors > 1;
+    intx_route(processors > 1);
+    processors_idle(device_poll);
     running->bar_count = pci_bars(where, running->bars);
     messages_find(&running->interrupts, where, running->bars, running->bar_count);
     messages_start(&running->interrupts, messages, 0);
@@ -366,9 +443,12 @@ const char *device_remove(int surprise)
     running->events.EvtDeviceReleaseHardware((WDFDEVICE)running, NULL);
     messages_stop(&running->interrupts);
     forget_intx();
+    gate_close();
     WdfObjectDelete(driver);
     running = NULL;
     driver = NULL;
+    gate_open();
+    intx_route(0);
     return failed;
 }
 

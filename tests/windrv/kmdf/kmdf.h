@@ -75,7 +75,9 @@ void pages_low(int);
 
 /* thread.c: interrupt request levels, waits, threads, work items. */
 
-extern KIRQL irql;
+/* The level of this processor. */
+extern KIRQL levels[PROCESSORS];
+#define irql (levels[this_processor()])
 /* Counts calls that Windows forbids at the current level, and prints the first ones. */
 void level_at_most(KIRQL, const char *what);
 /* Runs handlers, DPCs, work items and threads; whether there was anything to do. */
@@ -97,7 +99,8 @@ typedef struct Interrupt {
     Object object;
     WDF_INTERRUPT_CONFIG config;
     u32 number; /* the message; 0 for INTx */
-    int connected, dpc_queued;
+    int lock, connected;
+    volatile u32 dpc_queued, dpc_running; /* the processor plus 1 */
 } Interrupt;
 typedef struct Request Request;
 typedef struct Queue {
@@ -114,6 +117,7 @@ typedef struct Device {
     PciAddress pci;
     PciBar bars[6];
     u32 bar_count;
+    volatile int presents; /* a request is given to its driver: one at a time */
     Interrupts interrupts;
     Interrupt *handlers[MAX_INTERRUPTS];
     u32 handler_count;
@@ -132,7 +136,8 @@ typedef NTSTATUS DriverStart(PDRIVER_OBJECT, PUNICODE_STRING);
 extern Device *running;
 
 /* NULL, or the step that failed. `messages` is the maximum of MSI-X messages; 0 is INTx. */
-const char *device_start(PciAddress, DriverStart *, u32 messages);
+/* With several `processors`, messages are spread over them, and INTx is not on the first one. */
+const char *device_start(PciAddress, DriverStart *, u32 messages, u32 processors);
 /* To D3 and back, as Windows does for sleep. */
 const char *device_sleep(void);
 const char *device_wake(void);
@@ -142,10 +147,15 @@ const char *device_remove(int surprise);
 extern u32 configuration_causes;
 /* INTx interrupts that the device withdrew, because it was switched off. */
 extern u32 intx_withdrawn;
-int poll_interrupts(void);
+/* Runs this processor's handlers and DPCs, unless it does so already, or the gate is closed. */
+int device_poll(void);
+/* While the gate is closed, no processor runs any. */
+void gate_close(void);
+void gate_open(void);
+/* DPCs of each processor. */
+extern u32 dpcs_run[PROCESSORS];
 /* Calls the handler of an interrupt that did not come; whether it claims it. */
 int handler_claims_nothing(void);
-int poll_dpcs(void);
 /* What DeviceAdd and CreatePdo say of a new device. */
 struct Init {
     WDF_PNPPOWER_EVENT_CALLBACKS events;
@@ -187,6 +197,7 @@ struct Request {
     size_t length;
     EVT_WDF_REQUEST_CANCEL *cancel;
     int cancelled;
+    u32 sender; /* the processor that sent it, and waits for it */
     /* After completion: */
     u32 completions;
     NTSTATUS status;
@@ -199,6 +210,8 @@ void kmdf_read(Device *, Request *, u8 *buffer, size_t length);
 void kmdf_write(Device *, Request *, u8 *buffer, size_t length);
 void kmdf_control(Device *, Request *, ULONG code, u8 *buffer, size_t length);
 void kmdf_cancel(Request *);
+/* Waits on any processor until all of these requests are done; 0 at the time limit. */
+int kmdf_await(Request *const requests[], u32 number, u64 microseconds);
 /* Gives waiting requests to the driver. */
 int queues_present(void);
 /* Calls EvtIoStop of all requests that the device's driver has; 0 if it keeps one. */
@@ -211,6 +224,11 @@ void queues_purge(Device *);
 extern struct Mistakes {
     u32 levels, locks, requests, unsupported;
 } mistakes;
+static inline void count_if(int it, u32 *counter)
+{
+    if (it)
+        COUNT(*counter);
+}
 
 /* The checks. */
 void kmdf_check_rng(void);

@@ -20,8 +20,11 @@ static const struct Driver {
 
 static const struct Mode {
     const char *name;
-    u32 messages;
-} MODES[] = {{"msix", MAX_MESSAGES}, {"wire", 0}};
+    u32 messages, processors;
+} MODES[] = {
+    {"msix", MAX_MESSAGES, 1}, {"wire", 0, 1},      {"smp2", MAX_MESSAGES, 2},
+    {"smp4", MAX_MESSAGES, 4}, {"smp_wire4", 0, 4},
+};
 
 static void check_interrupts(void)
 {
@@ -30,23 +33,33 @@ static void check_interrupts(void)
     for (u32 i = 0; i < it->messages; i++)
         fired += it->fired[i];
     int good = it->messages ? fired && !it->unclaimed_messages : it->intx_fired != 0;
+    /* Each processor with a message, or with INTx, ran the DPCs, and the first one none of its own.
+     */
+    u32 last = it->messages ? it->messages : 1, idle = 0;
+    for (u32 i = 1; i <= last && it->processors > 1; i++)
+        idle += !dpcs_run[i % it->processors];
+    good &= !it->misrouted && !idle;
     /* Reading the ISR byte clears it. */
     u32 sticky = 0;
     for (u32 i = 0; i < 10 && !it->messages; i++)
         sticky += handler_claims_nothing();
-    poll_dpcs();
+    device_poll();
     check(good && sticky < 10 && it->intx_unclaimed <= 10 + it->intx_ended_early, "interrupts",
-          "messages=%u unclaimed=%u intx=%u unclaimed=%u sticky=%u ended_early=%u withdrawn=%u",
-          fired, it->unclaimed_messages, it->intx_fired, it->intx_unclaimed, sticky,
-          it->intx_ended_early, intx_withdrawn);
+          "messages=%u unclaimed=%u misrouted=%u intx=%u unclaimed=%u sticky=%u ended_early=%u "
+          "withdrawn=%u dpcs=%u/%u/%u/%u",
+          fired, it->unclaimed_messages, it->misrouted, it->intx_fired, it->intx_unclaimed, sticky,
+          it->intx_ended_early, intx_withdrawn, dpcs_run[0], dpcs_run[1], dpcs_run[2], dpcs_run[3]);
 }
 
 static void check_mistakes(void)
 {
     u32 lengths = used_wrong_lengths(), indices = used_wrong_indices();
-    check(!mistakes.levels && !mistakes.locks && !mistakes.requests && !lengths && !indices,
-          "framework", "levels=%u locks=%u requests=%u used_lengths=%u used_indices=%u",
-          mistakes.levels, mistakes.locks, mistakes.requests, lengths, indices);
+    u32 collisions = used_collisions();
+    check(!collisions && !mistakes.levels && !mistakes.locks && !mistakes.requests && !lengths &&
+              !indices,
+          "framework",
+          "levels=%u locks=%u requests=%u used_lengths=%u used_indices=%u collisions=%u",
+          mistakes.levels, mistakes.locks, mistakes.requests, lengths, indices, collisions);
 }
 
 static void run(const struct Driver *driver, const struct Mode *mode)
@@ -57,13 +70,20 @@ static void run(const struct Driver *driver, const struct Mode *mode)
     set_prefix(driver->name, mode->name);
     if (!found)
         return;
+    if (mode->processors > processors_running) {
+        print("skip %s %s: %u processors are running\n", driver->name, mode->name,
+              processors_running);
+        return;
+    }
     u32 messages = mode->messages < driver->messages ? mode->messages : driver->messages;
     if (mode->messages && !messages)
         return;
     memset(&mistakes, 0, sizeof mistakes);
     used_wrong_lengths();
     used_wrong_indices();
+    used_collisions();
     intx_withdrawn = 0;
+    memset(dpcs_run, 0, sizeof dpcs_run);
     u32 blocks = pool_blocks();
     used_watch(NULL);
     used_may_be_shorter(0);
@@ -71,7 +91,7 @@ static void run(const struct Driver *driver, const struct Mode *mode)
     for (int surprise = 0; surprise <= 1; surprise++) {
         if (driver->prepare)
             driver->prepare();
-        const char *failed = device_start(where, driver->start, messages);
+        const char *failed = device_start(where, driver->start, messages, mode->processors);
         check(!failed && found == 2, "start", "%s slot=%02x table=%u messages=%u",
               failed ? failed : "started", where.device,
               running ? running->interrupts.table_size : 0,

@@ -2,6 +2,7 @@
 #include "kmdf.h"
 
 struct Mistakes mistakes;
+static int tree_lock;
 
 void *object_of(PVOID handle, Kind kind)
 {
@@ -48,8 +49,10 @@ void *object_new(Kind kind, size_t size, void *parent, PWDF_OBJECT_ATTRIBUTES at
     }
     object->parent = parent;
     if (object->parent) {
+        spin_lock(&tree_lock);
         object->next_sibling = object->parent->first_child;
         object->parent->first_child = object;
+        spin_unlock(&tree_lock);
     }
     return object;
 }
@@ -72,11 +75,13 @@ static void unlink_child(Object *object)
 {
     if (!object->parent)
         return;
+    spin_lock(&tree_lock);
     Object **at = &object->parent->first_child;
     while (*at && *at != object)
         at = &(*at)->next_sibling;
     if (*at)
         *at = object->next_sibling;
+    spin_unlock(&tree_lock);
 }
 
 /* Children go before their parents. */
@@ -104,18 +109,16 @@ VOID WdfObjectDelete(WDFOBJECT handle)
     pool_free(object);
 }
 
-/* Locks. There is one processor: a lock that is taken twice is a deadlock in Windows. */
+/* Locks. One that this processor has already is a deadlock in Windows. */
 
 static void acquire(Object *object)
 {
-    mistakes.locks += object->locked != 0;
-    object->locked = 1;
+    count_if(!spin_lock(&object->locked), &mistakes.locks);
 }
 
 static void release(Object *object)
 {
-    mistakes.locks += object->locked != 1;
-    object->locked = 0;
+    count_if(!spin_unlock(&object->locked), &mistakes.locks);
 }
 
 /* The drivers' devices have the passive execution level, so that this lock is a mutex. */
@@ -145,16 +148,18 @@ VOID WdfSpinLockAcquire(WDFSPINLOCK handle)
 {
     Lock *lock = object_of(handle, LOCK);
     level_at_most(DISPATCH_LEVEL, "WdfSpinLockAcquire");
-    acquire(&lock->object);
-    lock->before = irql;
+    KIRQL before = irql;
     irql = DISPATCH_LEVEL;
+    acquire(&lock->object);
+    lock->before = before;
 }
 
 VOID WdfSpinLockRelease(WDFSPINLOCK handle)
 {
     Lock *lock = object_of(handle, LOCK);
+    KIRQL before = lock->before;
     release(&lock->object);
-    irql = lock->before;
+    irql = before;
 }
 
 /* A thread that waits for this lock lets the others run. */
@@ -168,9 +173,12 @@ NTSTATUS WdfWaitLockAcquire(WDFWAITLOCK handle, PLONGLONG)
 {
     Object *lock = object_of(handle, WAIT_LOCK);
     level_at_most(PASSIVE_LEVEL, "WdfWaitLockAcquire");
-    while (lock->locked)
+    int me = this_processor() + 1, free = 0;
+    while (!__atomic_compare_exchange_n(&lock->locked, &free, me, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED)) {
+        free = 0;
         pause_here();
-    lock->locked = 1;
+    }
     return STATUS_SUCCESS;
 }
 

@@ -16,6 +16,7 @@ static struct {
     u32 count;
 } freed[CLASSES];
 static u32 in_use, damaged;
+static int pool_lock;
 
 /* The header is in front of the memory, in a place of its own if the alignment is large. */
 static Block *block_new(u32 class, u64 alignment)
@@ -52,16 +53,18 @@ void *pool_allocate(u64 length, u64 alignment)
         class ++;
     Block *block = NULL;
     /* All blocks of at least a page are aligned to pages. */
+    spin_lock(&pool_lock);
     if (freed[class].count > KEPT) {
         block = freed[class].first;
         freed[class].first = block->next;
         freed[class].count--;
         damaged += is_damaged(block);
     }
+    spin_unlock(&pool_lock);
     if (!block)
         block = block_new(class, class >= 12 ? PAGE_SIZE : 64);
     block->state = IN_USE;
-    in_use++;
+    COUNT(in_use);
     memset(block->memory, PATTERN ^ 0xff, 1ull << class);
     return block->memory;
 }
@@ -76,12 +79,14 @@ void pool_free(void *memory)
     memset(memory, PATTERN, 1ull << block->class);
     block->state = FREED;
     block->next = NULL;
+    spin_lock(&pool_lock);
     if (freed[block->class].count++)
         freed[block->class].last->next = block;
     else
         freed[block->class].first = block;
     freed[block->class].last = block;
-    in_use--;
+    spin_unlock(&pool_lock);
+    __atomic_fetch_sub(&in_use, 1, __ATOMIC_RELAXED);
 }
 
 u32 pool_blocks(void)

@@ -38,6 +38,8 @@ NTSTATUS WdfDeviceConfigureRequestDispatching(WDFDEVICE handle, WDFQUEUE queue,
 enum { MAX_REQUESTS = 512 };
 static Request *all[MAX_REQUESTS];
 static u32 count;
+/* Protects queues, and the states of requests. Drivers are called without it. */
+static int list_lock;
 
 Request *kmdf_request(void)
 {
@@ -57,6 +59,7 @@ void kmdf_requests_free(void)
 
 static void append(Queue *queue, Request *request)
 {
+    spin_lock(&list_lock);
     request->queue = queue;
     request->state = WAITING;
     request->next = NULL;
@@ -65,6 +68,7 @@ static void append(Queue *queue, Request *request)
     else
         queue->first = request;
     queue->last = request;
+    spin_unlock(&list_lock);
 }
 
 static void send(Queue *queue, Request *request, u8 *buffer, size_t length)
@@ -73,6 +77,7 @@ static void send(Queue *queue, Request *request, u8 *buffer, size_t length)
     *request = fresh;
     request->buffer = buffer;
     request->length = length;
+    request->sender = this_processor();
     append(queue, request);
     queues_present();
 }
@@ -107,11 +112,14 @@ static Request *take_first(Queue *queue)
 
 static void done(Request *request, NTSTATUS status, u64 information)
 {
-    request->state = DONE;
     request->cancel = NULL;
     request->completions++;
     request->status = status;
     request->information = information;
+    u32 sender = request->sender;
+    __atomic_store_n(&request->state, DONE, __ATOMIC_RELEASE);
+    if (sender != this_processor())
+        processor_wake(sender);
 }
 
 static void call(Queue *queue, Request *request)
@@ -126,22 +134,36 @@ static void call(Queue *queue, Request *request)
         queue->config.EvtIoRead((WDFQUEUE)queue, handle, request->length);
 }
 
-static int present(Queue *queue)
+/* The next request for the driver; NULL if it must have none. */
+static Request *take_next(Queue *queue)
 {
-    int any = 0;
-    while (queue->powered && queue->first &&
-           !(queue->config.DispatchType == WdfIoQueueDispatchSequential && queue->owned)) {
-        Request *request = take_first(queue);
-        any = 1;
+    Request *request = NULL;
+    int sequential = queue->config.DispatchType == WdfIoQueueDispatchSequential;
+    spin_lock(&list_lock);
+    while (!request && queue->powered && queue->first && !(sequential && queue->owned)) {
+        request = take_first(queue);
         if (!request->length && !queue->config.AllowZeroLengthRequests) {
             done(request, STATUS_SUCCESS, 0);
+            request = NULL;
             continue;
         }
         request->state = OWNED;
         request->cancelled = 0;
         queue->owned++;
-        call(queue, request);
     }
+    spin_unlock(&list_lock);
+    return request;
+}
+
+/* The drivers ask for one call at a time for each device, or have only one sequential queue. */
+static int present(Queue *queue)
+{
+    int any = 0;
+    if (!queue->first || __atomic_exchange_n(&queue->device->presents, 1, __ATOMIC_ACQUIRE))
+        return 0;
+    for (Request *request; (request = take_next(queue)); any = 1)
+        call(queue, request);
+    __atomic_store_n(&queue->device->presents, 0, __ATOMIC_RELEASE);
     return any;
 }
 
@@ -164,8 +186,13 @@ void queues_start(Device *device)
 int queues_stop(Device *device, u32 action)
 {
     int stopped = 1;
+    spin_lock(&list_lock);
     for (Queue *queue = every_queue; queue; queue = queue->next)
         queue->powered &= queue->device != device;
+    spin_unlock(&list_lock);
+    while (device->presents)
+        ;
+    gate_close();
     for (u32 i = 0; i < count; i++) {
         Request *request = all[i];
         if (request->state != OWNED || request->queue->device != device)
@@ -176,6 +203,7 @@ int queues_stop(Device *device, u32 action)
         queue->config.EvtIoStop((WDFQUEUE)queue, (WDFREQUEST)request, action | flags);
         stopped &= request->state != STOPPING;
     }
+    gate_open();
     return stopped;
 }
 
@@ -200,7 +228,7 @@ static Request *owned(WDFREQUEST handle)
     Request *request = object_of(handle, REQUEST);
     if (request->state != OWNED && request->state != STOPPING) {
         print("# request %p is used in state %u\n", request, request->state);
-        mistakes.requests++;
+        COUNT(mistakes.requests);
     }
     return request;
 }
@@ -236,49 +264,67 @@ ULONG_PTR WdfRequestGetInformation(WDFREQUEST handle)
 NTSTATUS WdfRequestMarkCancelableEx(WDFREQUEST handle, EVT_WDF_REQUEST_CANCEL *cancel)
 {
     Request *request = owned(handle);
-    mistakes.requests += request->cancel != NULL;
-    if (request->cancelled)
+    count_if(request->cancel != NULL, &mistakes.requests);
+    spin_lock(&list_lock);
+    int cancelled = request->cancelled;
+    if (!cancelled)
+        request->cancel = cancel;
+    spin_unlock(&list_lock);
+    return cancelled ? STATUS_CANCELLED : STATUS_SUCCESS;
+}
+
+/* A request whose cancellation has begun may be completed meanwhile: the driver knows that. */
+NTSTATUS WdfRequestUnmarkCancelable(WDFREQUEST handle)
+{
+    Request *request = object_of(handle, REQUEST);
+    spin_lock(&list_lock);
+    int cancelled = request->cancelled, marked = request->cancel != NULL;
+    request->cancel = NULL;
+    spin_unlock(&list_lock);
+    if (cancelled)
         return STATUS_CANCELLED;
-    request->cancel = cancel;
+    owned(handle);
+    count_if(!marked, &mistakes.requests);
     return STATUS_SUCCESS;
 }
 
-NTSTATUS WdfRequestUnmarkCancelable(WDFREQUEST handle)
+static void forget_waiting(Request *request)
 {
-    Request *request = owned(handle);
-    if (request->cancelled)
-        return STATUS_CANCELLED;
-    mistakes.requests += request->cancel == NULL;
-    request->cancel = NULL;
-    return STATUS_SUCCESS;
+    Request **at = &request->queue->first;
+    while (*at != request)
+        at = &(*at)->next;
+    *at = request->next;
+    request->queue->last = NULL;
+    for (Request *it = request->queue->first; it; it = it->next)
+        request->queue->last = it;
+    done(request, STATUS_CANCELLED, 0);
 }
 
 void kmdf_cancel(Request *request)
 {
+    EVT_WDF_REQUEST_CANCEL *cancel = NULL;
+    spin_lock(&list_lock);
     if (request->state == WAITING) {
-        Request **at = &request->queue->first;
-        while (*at != request)
-            at = &(*at)->next;
-        *at = request->next;
-        request->queue->last = NULL;
-        for (Request *it = request->queue->first; it; it = it->next)
-            request->queue->last = it;
-        done(request, STATUS_CANCELLED, 0);
+        forget_waiting(request);
     } else if (request->state == OWNED) {
         request->cancelled = 1;
-        if (request->cancel)
-            request->cancel((WDFREQUEST)request);
+        cancel = request->cancel;
     }
+    spin_unlock(&list_lock);
+    if (cancel)
+        cancel((WDFREQUEST)request);
 }
 
 VOID WdfRequestCompleteWithInformation(WDFREQUEST handle, NTSTATUS status, ULONG_PTR information)
 {
     Request *request = owned(handle);
     level_at_most(DISPATCH_LEVEL, "WdfRequestComplete");
+    spin_lock(&list_lock);
     /* The request of a file that opens is in no queue. */
     if (request->queue)
         request->queue->owned--;
     done(request, status, information);
+    spin_unlock(&list_lock);
 }
 
 VOID WdfRequestComplete(WDFREQUEST handle, NTSTATUS status)
@@ -290,10 +336,11 @@ VOID WdfRequestComplete(WDFREQUEST handle, NTSTATUS status)
 VOID WdfRequestStopAcknowledge(WDFREQUEST handle, BOOLEAN again)
 {
     Request *request = owned(handle);
-    mistakes.requests += request->state != STOPPING;
+    count_if(request->state != STOPPING, &mistakes.requests);
     request->state = OWNED;
     if (!again)
         return;
+    spin_lock(&list_lock);
     Queue *queue = request->queue;
     queue->owned--;
     request->state = WAITING;
@@ -301,6 +348,29 @@ VOID WdfRequestStopAcknowledge(WDFREQUEST handle, BOOLEAN again)
     queue->first = request;
     if (!queue->last)
         queue->last = request;
+    spin_unlock(&list_lock);
+}
+
+static int are_done(Request *const requests[], u32 number)
+{
+    for (u32 i = 0; i < number; i++)
+        if (__atomic_load_n(&requests[i]->state, __ATOMIC_ACQUIRE) != DONE)
+            return 0;
+    return 1;
+}
+
+int kmdf_await(Request *const requests[], u32 number, u64 limit)
+{
+    u64 end = microseconds() + limit;
+    while (!are_done(requests, number)) {
+        allow_interrupts();
+        if (device_poll() | queues_present())
+            continue;
+        if (microseconds() > end)
+            return 0;
+        wait_for_interrupt();
+    }
+    return 1;
 }
 
 WDFQUEUE WdfRequestGetIoQueue(WDFREQUEST handle)

@@ -145,6 +145,94 @@ static void wrap(void)
     check(!bad, "wrap", "rounds=%u bad=%u", round, bad);
 }
 
+/* Each processor has its own requests. */
+
+enum { SHARE = COUNT / PROCESSORS, ROUNDS = 40, SLEEPS = 20, CANCELLED = 1 };
+static struct {
+    u32 rounds, done, cancelled, bad;
+} together[PROCESSORS];
+static volatile int sleeps, over;
+
+static void judge_own(u32 me, const u8 *marks)
+{
+    for (u32 i = 0; i < SHARE; i++) {
+        Request *it = requests[me * SHARE + i];
+        u64 wanted = lengths[me * SHARE + i] < 4096 ? lengths[me * SHARE + i] : 4096;
+        int gone = it->status == STATUS_CANCELLED && marks[i] == CANCELLED;
+        int good = gone || (it->status == STATUS_SUCCESS && it->information == wanted);
+        together[me].bad += it->completions != 1 || !good || strayed(me * SHARE + i);
+        together[me].done += !gone;
+        together[me].cancelled += gone;
+    }
+}
+
+/* Sends requests, cancels some of them, and waits for all. */
+static void read_own(u32 me)
+{
+    u8 marks[SHARE] = {0};
+    for (u32 i = 0; i < SHARE; i++) {
+        prepare(me * SHARE + i, 1 + random_number() % LARGEST);
+        kmdf_read(running, requests[me * SHARE + i], buffers[me * SHARE + i] + MARGIN,
+                  lengths[me * SHARE + i]);
+    }
+    for (u32 i = random_number() % 8; i < SHARE; i += 1 + random_number() % 16) {
+        marks[i] = CANCELLED;
+        kmdf_cancel(requests[me * SHARE + i]);
+    }
+    if (!kmdf_await(requests + me * SHARE, SHARE, LIMIT)) {
+        together[me].bad++;
+        return;
+    }
+    judge_own(me, marks);
+    together[me].rounds++;
+}
+
+static const char *sleep_and_wake(void)
+{
+    const char *failed = NULL;
+    for (u32 i = 0; i < SLEEPS && !failed; i++) {
+        wait_until(never, NULL, random_number() % 5000);
+        failed = device_sleep();
+        wait_until(never, NULL, random_number() % 2000);
+        failed = failed ? failed : device_wake();
+    }
+    return failed;
+}
+
+static const char *problem;
+
+static void read_together(void)
+{
+    u32 me = this_processor();
+    if (sleeps && !me) {
+        problem = sleep_and_wake();
+        over = 1;
+    }
+    while (sleeps ? me && !over && !together[me].bad : together[me].rounds < ROUNDS) {
+        read_own(me);
+        if (together[me].bad)
+            break;
+    }
+}
+
+static void run_together(const char *name, int with_sleeps)
+{
+    u32 processors = running->interrupts.processors, rounds = 0, done = 0, cancelled = 0, bad = 0;
+    memset(together, 0, sizeof together);
+    sleeps = with_sleeps;
+    over = 0;
+    problem = NULL;
+    processors_run(processors, read_together);
+    for (u32 i = 0; i < processors; i++) {
+        rounds += together[i].rounds;
+        done += together[i].done;
+        cancelled += together[i].cancelled;
+        bad += together[i].bad;
+    }
+    check(!problem && !bad && done && cancelled, name, "%s rounds=%u done=%u cancelled=%u bad=%u",
+          problem ? problem : "done", rounds, done, cancelled, bad);
+}
+
 void kmdf_check_rng(void)
 {
     for (u32 i = 0; i < COUNT; i++) {
@@ -157,7 +245,12 @@ void kmdf_check_rng(void)
     power();
     many("read.again");
     masked();
-    wrap();
+    if (running->interrupts.processors == 1) {
+        wrap();
+    } else {
+        run_together("together", 0);
+        run_together("together.power", 1);
+    }
     /* The removal that follows finds requests under way. */
     for (u32 i = 0; i < COUNT; i++)
         kmdf_read(running, requests[i], buffers[i] + MARGIN, 4096);

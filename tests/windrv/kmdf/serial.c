@@ -21,22 +21,9 @@ enum {
 };
 enum { ECHO = 1, SINK, SOURCE, LEAVE, REST, BLOCKS, END };
 /* VIRTIO 1.3, 5.3.6.2. */
-enum {
-    DEVICE_READY,
-    PORT_ADD,
-    PORT_REMOVE,
-    PORT_READY,
-    CONSOLE_PORT,
-    RESIZE,
-    PORT_OPEN,
-    PORT_NAME
-};
-enum {
-    CONTROL_TO_GUEST = 2,
-    CONTROL_FROM_GUEST = 3,
-    DATA_TO_GUEST = 4,
-    MAX_MESSAGES_SEEN = 256
-};
+enum { DEVICE_READY, PORT_ADD, PORT_REMOVE, PORT_READY };
+enum { CONSOLE_PORT = 4, RESIZE, PORT_OPEN, PORT_NAME };
+enum { CONTROL_TO_GUEST = 2, CONTROL_FROM_GUEST = 3, DATA_TO_GUEST = 4, MAX_MESSAGES_SEEN = 256 };
 
 /* The control messages, as they are in the rings. */
 typedef struct {
@@ -490,6 +477,64 @@ static void power(void)
     check(!failed && !echo(LARGEST, 9000), "power.after", "cycles=%u", cycles);
 }
 
+/* Each processor writes its own blocks, a few at once, while the first one may put the device to
+ * sleep. */
+
+enum { OWN_BLOCKS = BLOCKS_COUNT / PROCESSORS, OWN_AT_ONCE = 8, SLEEPS = 6 };
+static u32 share_bad, share_refused, share_seed;
+static int sleeps;
+static const char *sleep_problem;
+
+static void write_own(u32 me, u32 first)
+{
+    for (u32 i = 0; i < OWN_AT_ONCE; i++) {
+        u8 *bytes = data + (me * OWN_AT_ONCE + i) * 8192;
+        fill(bytes, share_seed + first + i, block_length(first + i));
+        kmdf_write(port, writers[me * OWN_AT_ONCE + i], bytes, block_length(first + i));
+    }
+    if (!kmdf_await(writers + me * OWN_AT_ONCE, OWN_AT_ONCE, LIMIT)) {
+        COUNT(share_bad);
+        return;
+    }
+    for (u32 i = 0; i < OWN_AT_ONCE; i++) {
+        Request *it = writers[me * OWN_AT_ONCE + i];
+        int good = it->status == STATUS_SUCCESS;
+        succeeded[(first + i) / 8] |= good << i % 8;
+        count_if(!good, &share_refused);
+        count_if(it->completions != 1 || (!good && it->status != STATUS_CANT_WAIT &&
+                                          it->status != STATUS_INSUFFICIENT_RESOURCES),
+                 &share_bad);
+    }
+}
+
+static void write_share(void)
+{
+    u32 me = this_processor();
+    for (u32 i = 0; sleeps && !me && i < SLEEPS && !sleep_problem; i++) {
+        wait_until(never, NULL, random_number() % 5000);
+        sleep_problem = device_sleep();
+        sleep_problem = sleep_problem ? sleep_problem : device_wake();
+    }
+    for (u32 at = 0; at < OWN_BLOCKS && !share_bad; at += OWN_AT_ONCE)
+        write_own(me, me * OWN_BLOCKS + at);
+}
+
+static void together(const char *name, int with_sleeps)
+{
+    u32 processors = running->interrupts.processors;
+    sleeps = with_sleeps;
+    sleep_problem = NULL;
+    share_bad = share_refused = 0;
+    share_seed = 3000 + 1000 * sleeps;
+    begin_blocks(share_seed);
+    processors_run(processors, write_share);
+    next_block = processors * OWN_BLOCKS;
+    if (!sleep_problem && !wait_for_host(1))
+        sleep_problem = "no PORT_OPEN after it";
+    end_blocks(name, share_seed, sleep_problem, share_bad ? ~0u : share_refused,
+               sleeps ? SLEEPS * OWN_AT_ONCE * PROCESSORS : 0);
+}
+
 /* Writes that nobody reads, and data that nobody has read, are under way at the removal. The first
  * removal is orderly: Windows closes the file before. */
 static void leave(void)
@@ -544,5 +589,9 @@ void kmdf_check_serial(void)
     close_and_open();
     closed();
     power();
+    if (running->interrupts.processors > 1) {
+        together("together", 0);
+        together("together.power", 1);
+    }
     leave();
 }

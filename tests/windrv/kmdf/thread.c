@@ -1,17 +1,17 @@
-/* Interrupt request levels, events, threads, work items. There is one processor, and nothing is
- * preempted: handlers, DPCs, work items and threads run while a check waits. */
+/* Interrupt request levels, events, threads, work items. Nothing is preempted: handlers, DPCs, work
+ * items and threads run while a check waits. Threads run on the first processor. */
 #include "kmdf.h"
 
 #pragma GCC diagnostic ignored "-Wattributes"
 
-KIRQL irql;
+KIRQL levels[PROCESSORS];
 enum { MAX_THREADS = 16, STACK = 128 << 10, MAX_WAIT_SECONDS = 60, SHOWN = 10 };
 
 void level_at_most(KIRQL highest, const char *what)
 {
     if (irql <= highest)
         return;
-    if (mistakes.levels++ < SHOWN)
+    if (COUNT(mistakes.levels) < SHOWN)
         print("# level: %s at %u\n", what, irql);
 }
 
@@ -153,7 +153,10 @@ static int take(DISPATCHER_HEADER *header)
 
 void pause_here(void)
 {
-    if (current)
+    if (this_processor()) {
+        allow_interrupts();
+        device_poll();
+    } else if (current)
         to_main();
     else if (!run_everything())
         wait_for_interrupt();
@@ -305,8 +308,7 @@ WDFOBJECT WdfWorkItemGetParentObject(WDFWORKITEM handle)
 
 int run_everything(void)
 {
-    int any = poll_interrupts();
-    any |= poll_dpcs();
+    int any = device_poll();
     any |= ndis_poll();
     any |= run_work_items();
     any |= children_poll();

@@ -6,7 +6,7 @@ Nic nic;
 static struct {
     PNDIS_OID_REQUEST request;
     NDIS_STATUS status;
-    int complete;
+    volatile int complete;
 } asked;
 enum { ANSWER_MICROSECONDS = 20000000 };
 
@@ -149,6 +149,9 @@ const char *nic_start(PciAddress where, NicMode mode)
     NDIS_MINIPORT_INIT_PARAMETERS parameters = {0};
     memset(&nic, 0, sizeof nic);
     nic.pci = where;
+    nic.mode = mode;
+    nic.interrupts.processors = mode.together ? mode.processors : 1;
+    nic.interrupts.neighbours = MESSAGES_OF_A_PROCESSOR;
     interrupts_forget();
     active_processors = mode.processors;
     if (netkvm_entry(NULL, &registry) != STATUS_SUCCESS)
@@ -156,28 +159,40 @@ const char *nic_start(PciAddress where, NicMode mode)
     nic.bar_count = pci_bars(where, nic.bars);
     messages_find(&nic.interrupts, where, nic.bars, nic.bar_count);
     messages_start(&nic.interrupts, mode.messages, 0);
-    interrupts_connect(mode.processors);
+    interrupts_connect(mode.processors, mode.together);
+    processors_idle(ndis_poll);
     parameters.AllocatedResources = resources();
     if (nic.driver.InitializeHandlerEx(&nic, NULL, &parameters) != NDIS_STATUS_SUCCESS)
         return "MiniportInitializeEx";
     return nic_restart();
 }
 
+/* The other processors must not look for messages meanwhile. */
+static void switch_messages(int on)
+{
+    processors_hold();
+    if (on)
+        messages_start(&nic.interrupts, nic.interrupts.messages, 0);
+    else
+        messages_stop(&nic.interrupts);
+    processors_release();
+}
+
 const char *nic_restart(void)
 {
     NDIS_MINIPORT_RESTART_PARAMETERS parameters = {0};
+    nic.running = 1;
     if (nic.driver.RestartHandler(nic.context, &parameters) != NDIS_STATUS_SUCCESS)
         return "MiniportRestart";
-    nic.running = 1;
     return NULL;
 }
 
 const char *nic_pause(void)
 {
     NDIS_MINIPORT_PAUSE_PARAMETERS parameters = {0};
-    nic.running = 0;
     if (nic.driver.PauseHandler(nic.context, &parameters) != NDIS_STATUS_SUCCESS)
         return "MiniportPause";
+    nic.running = 0;
     return NULL;
 }
 
@@ -185,7 +200,7 @@ const char *nic_stop(void)
 {
     const char *failed = nic.running ? nic_pause() : NULL;
     nic.driver.HaltHandlerEx(nic.context, NdisHaltDeviceDisabled);
-    messages_stop(&nic.interrupts);
+    switch_messages(0);
     interrupts_forget();
     nic.driver.UnloadHandler(NULL);
     used_forget();
@@ -205,7 +220,7 @@ const char *nic_sleep(void)
 {
     NDIS_DEVICE_POWER_STATE state = NdisDeviceStateD3;
     NDIS_STATUS status = nic_set(OID_PNP_SET_POWER, &state, sizeof state);
-    messages_stop(&nic.interrupts);
+    switch_messages(0);
     return status == NDIS_STATUS_SUCCESS ? NULL : "OID_PNP_SET_POWER D3";
 }
 
@@ -213,7 +228,7 @@ const char *nic_sleep(void)
 const char *nic_wake(void)
 {
     NDIS_DEVICE_POWER_STATE state = NdisDeviceStateD0;
-    messages_start(&nic.interrupts, nic.interrupts.messages, 0);
+    switch_messages(1);
     NDIS_STATUS status = nic_set(OID_PNP_SET_POWER, &state, sizeof state);
     return status == NDIS_STATUS_SUCCESS ? NULL : "OID_PNP_SET_POWER D0";
 }

@@ -5,18 +5,14 @@
 
 enum { IPV4_LENGTH = 20, IPV6_LENGTH = 40, TCP_LENGTH = 20, UDP_LENGTH = 8, ROOM = 66 << 10 };
 enum { TCP = 6, UDP = 17, SECONDS = 1000000 };
-typedef struct {
-    const char *name;
-    int v6, udp;
-} Flow;
-static const Flow FLOWS[] = {{"tcp4", 0, 0}, {"udp4", 0, 1}, {"tcp6", 1, 0}, {"udp6", 1, 1}};
+const Flow FLOWS[FLOW_KINDS] = {{"tcp4", 0, 0}, {"udp4", 0, 1}, {"tcp6", 1, 0}, {"udp6", 1, 1}};
 
 static u8 frame[ROOM], back[ROOM];
 static u32 frame_length, back_length, came;
 static NDIS_TCP_IP_CHECKSUM_NET_BUFFER_LIST_INFO back_checksum;
 static u32 back_segments;
 
-static void put2(u8 *at, u32 value)
+void put2(u8 *at, u32 value)
 {
     at[0] = value >> 8;
     at[1] = value;
@@ -36,7 +32,7 @@ static u32 fold(u32 sum)
     return sum;
 }
 
-static u32 transport_at(const Flow *flow)
+u32 transport_at(const Flow *flow)
 {
     return HEADER + (flow->v6 ? IPV6_LENGTH : IPV4_LENGTH);
 }
@@ -46,9 +42,8 @@ static u32 transport_length(const Flow *flow)
     return flow->udp ? UDP_LENGTH : TCP_LENGTH;
 }
 
-static void put_ip(const Flow *flow, u32 length)
+static void put_ip(u8 *ip, const Flow *flow, u32 length)
 {
-    u8 *ip = frame + HEADER;
     if (flow->v6) {
         ip[0] = 0x60;
         put2(ip + 4, length);
@@ -68,17 +63,20 @@ static void put_ip(const Flow *flow, u32 length)
     }
 }
 
-/* A packet, whose checksums are left to the driver: it has the sum of addresses, protocol and, but
- * for segments, length. */
-static void make(const Flow *flow, u32 payload, int with_length)
+u32 payload_at(const Flow *flow)
+{
+    return transport_at(flow) + transport_length(flow);
+}
+
+void flow_headers(u8 *to, const Flow *flow, u32 payload, int with_length)
 {
     u32 at = transport_at(flow), length = transport_length(flow) + payload;
-    u8 *ip = frame + HEADER, *transport = frame + at;
-    memset(frame, 0, at + TCP_LENGTH);
-    memcpy(frame, PEER, ADDRESS);
-    memcpy(frame + ADDRESS, OWN, ADDRESS);
-    put2(frame + 12, flow->v6 ? 0x86dd : 0x0800);
-    put_ip(flow, length);
+    u8 *ip = to + HEADER, *transport = to + at;
+    memset(to, 0, at + TCP_LENGTH);
+    memcpy(to, PEER, ADDRESS);
+    memcpy(to + ADDRESS, OWN, ADDRESS);
+    put2(to + 12, flow->v6 ? 0x86dd : 0x0800);
+    put_ip(ip, flow, length);
     put2(transport, 1000 + random_number() % 1000);
     put2(transport + 2, 80);
     u32 sum = add(flow->udp ? UDP : TCP, ip + (flow->v6 ? 8 : 12), flow->v6 ? 32 : 8);
@@ -92,8 +90,23 @@ static void make(const Flow *flow, u32 payload, int with_length)
         put2(transport + 14, 65535);
         put2(transport + 16, sum);
     }
-    frame_length = at + length;
-    for (u32 i = at + transport_length(flow); i < frame_length; i++)
+}
+
+void flow_complete(u8 *frame, const Flow *flow, u32 length)
+{
+    u32 at = transport_at(flow);
+    u8 *ip = frame + HEADER, *checksum = frame + at + (flow->udp ? 6 : 16);
+    u32 sum = fold(add(0, frame + at, length - at)) ^ 0xffff;
+    put2(checksum, sum ? sum : 0xffff);
+    if (!flow->v6)
+        put2(ip + 10, fold(add(0, ip, IPV4_LENGTH)) ^ 0xffff);
+}
+
+static void make(const Flow *flow, u32 payload, int with_length)
+{
+    flow_headers(frame, flow, payload, with_length);
+    frame_length = payload_at(flow) + payload;
+    for (u32 i = payload_at(flow); i < frame_length; i++)
         frame[i] = random_number();
 }
 
@@ -116,7 +129,7 @@ static int has_come(void *)
 /* Whether the packet comes back with the same payload. */
 static int exchange(const Flow *flow, PNET_BUFFER_LIST list)
 {
-    u32 payload = transport_at(flow) + transport_length(flow);
+    u32 payload = payload_at(flow);
     on_receive = see;
     came = 0;
     packets_send(list);
@@ -125,7 +138,7 @@ static int exchange(const Flow *flow, PNET_BUFFER_LIST list)
 }
 
 /* What Windows' stack does before it uses offloads. */
-static int offloads_on(void)
+int offloads_on(void)
 {
     NDIS_OFFLOAD_ENCAPSULATION it = {0};
     if (!option("offloads"))
@@ -144,19 +157,31 @@ static int offloads_on(void)
     return 1;
 }
 
-static int checksum_of(const Flow *flow, u32 payload)
+void flow_ask(PNET_BUFFER_LIST list, const Flow *flow)
 {
-    static const Pieces TWO = {{64, 2000}, 10};
     NDIS_TCP_IP_CHECKSUM_NET_BUFFER_LIST_INFO info = {0};
-    make(flow, payload, 1);
     info.Transmit.IsIPv4 = !flow->v6;
     info.Transmit.IsIPv6 = flow->v6;
     info.Transmit.TcpChecksum = !flow->udp;
     info.Transmit.UdpChecksum = flow->udp;
     info.Transmit.IpHeaderChecksum = !flow->v6;
     info.Transmit.TcpHeaderOffset = transport_at(flow);
-    PNET_BUFFER_LIST list = packet_new(frame, frame_length, &TWO);
     NET_BUFFER_LIST_INFO(list, TcpIpChecksumNetBufferListInfo) = info.Value;
+}
+
+int flow_is_right(PNET_BUFFER_LIST list, const Flow *flow)
+{
+    NDIS_TCP_IP_CHECKSUM_NET_BUFFER_LIST_INFO info = {
+        .Value = NET_BUFFER_LIST_INFO(list, TcpIpChecksumNetBufferListInfo)};
+    return flow->udp ? info.Receive.UdpChecksumSucceeded : info.Receive.TcpChecksumSucceeded;
+}
+
+static int checksum_of(const Flow *flow, u32 payload)
+{
+    static const Pieces TWO = {{64, 2000}, 10};
+    make(flow, payload, 1);
+    PNET_BUFFER_LIST list = packet_new(frame, frame_length, &TWO);
+    flow_ask(list, flow);
     int good = exchange(flow, list);
     int known = flow->udp ? back_checksum.Receive.UdpChecksumSucceeded
                           : back_checksum.Receive.TcpChecksumSucceeded;

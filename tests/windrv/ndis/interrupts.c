@@ -1,5 +1,6 @@
-/* Interrupts and deferred procedures of the adapter, on processors that are only numbers: there is
- * one, and a deferred procedure runs as if on the processor for which it was queued. */
+/* Interrupts and deferred procedures of the adapter. In the modes `smp…`, each processor takes
+ * its messages and runs its procedures. In the others, processors are only numbers: there is one,
+ * and a deferred procedure runs as if on the processor for which it was queued. */
 #include "shim.h"
 
 #pragma GCC diagnostic ignored "-Wattributes"
@@ -9,18 +10,29 @@ typedef struct {
     u32 message, processor;
     KDPC *dpc; /* the driver's own; otherwise NDIS' of a message */
 } Queued;
-static Queued queue[MAX_DEFERRED];
-static u32 queued;
+static struct DeferredQueue {
+    int lock;
+    u32 count, running;
+    Queued list[MAX_DEFERRED];
+} queues[PROCESSORS];
 static NDIS_MINIPORT_INTERRUPT_CHARACTERISTICS handlers;
 static NDIS_HANDLE handler_context;
 static struct {
     IO_INTERRUPT_MESSAGE_INFO info;
     IO_INTERRUPT_MESSAGE_INFO_ENTRY more[MAX_MESSAGES];
 } table;
+static int message_locks[MAX_MESSAGES];
 static u32 processors = 1;
+static int together;
 Deferred deferred;
 u32 throttle = DEFAULT_THROTTLE;
-u32 processor;
+/* Where there is only one: the processor as which it acts. */
+static u32 acts_as;
+
+u32 current_processor(void)
+{
+    return together ? this_processor() : acts_as;
+}
 
 KIRQL ndis_raise(KIRQL level)
 {
@@ -32,15 +44,15 @@ KIRQL ndis_raise(KIRQL level)
 
 void ndis_lower(KIRQL level)
 {
-    mistakes.levels += level > irql;
+    count_if(level > irql, &mistakes.levels);
     irql = level;
 }
 
 ULONG ndis_processor(PPROCESSOR_NUMBER number)
 {
     if (number)
-        *number = (PROCESSOR_NUMBER){.Number = processor};
-    return processor;
+        *number = (PROCESSOR_NUMBER){.Number = current_processor()};
+    return current_processor();
 }
 
 NTSTATUS KeGetProcessorNumberFromIndex(ULONG index, PPROCESSOR_NUMBER number)
@@ -59,9 +71,10 @@ ULONG NdisGroupActiveProcessorCount(USHORT)
     return processors;
 }
 
-void interrupts_connect(u32 count)
+void interrupts_connect(u32 count, int real)
 {
     processors = count;
+    together = real;
     memset(&table, 0, sizeof table);
     table.info.MessageCount = nic.interrupts.messages;
 }
@@ -69,8 +82,8 @@ void interrupts_connect(u32 count)
 void interrupts_forget(void)
 {
     memset(&handlers, 0, sizeof handlers);
-    queued = 0;
-    processor = 0;
+    memset(queues, 0, sizeof queues);
+    acts_as = 0;
     throttle = DEFAULT_THROTTLE;
     memset(&deferred, 0, sizeof deferred);
 }
@@ -91,43 +104,90 @@ NDIS_STATUS NdisMRegisterInterruptEx(NDIS_HANDLE, NDIS_HANDLE context,
     return NDIS_STATUS_SUCCESS;
 }
 
+static u32 deferred_pending(void)
+{
+    u32 count = 0;
+    for (u32 i = 0; i < PROCESSORS; i++)
+        count += queues[i].count + queues[i].running;
+    return count;
+}
+
 VOID NdisMDeregisterInterruptEx(NDIS_HANDLE)
 {
     level_at_most(PASSIVE_LEVEL, "NdisMDeregisterInterruptEx");
-    ndis_poll();
+    do {
+        ndis_poll();
+    } while (together && deferred_pending());
+    processors_hold();
     memset(&handlers, 0, sizeof handlers);
-    queued = 0;
+    memset(queues, 0, sizeof queues);
+    processors_release();
 }
 
-BOOLEAN NdisMSynchronizeWithInterruptEx(NDIS_HANDLE, ULONG,
+BOOLEAN NdisMSynchronizeWithInterruptEx(NDIS_HANDLE, ULONG message,
                                         MINIPORT_SYNCHRONIZE_INTERRUPT_HANDLER handler, PVOID it)
 {
+    int *lock = &message_locks[message % MAX_MESSAGES];
     KIRQL before = ndis_raise(DEVICE_LEVEL);
+    count_if(!spin_lock(lock), &mistakes.locks);
     BOOLEAN done = handler(it);
+    count_if(!spin_unlock(lock), &mistakes.locks);
     irql = before;
     return done;
 }
 
 /* Deferred procedures. */
 
+static BOOLEAN is_queued(const struct DeferredQueue *queue, const Queued *it)
+{
+    for (u32 i = 0; i < queue->count; i++)
+        if (!memcmp(&queue->list[i], it, sizeof *it))
+            return TRUE;
+    return FALSE;
+}
+
 static BOOLEAN defer(Queued it)
 {
-    for (u32 i = 0; i < queued; i++)
-        if (!memcmp(&queue[i], &it, sizeof it))
-            return FALSE;
-    if (queued == MAX_DEFERRED) {
+    u32 where = together ? it.processor : 0;
+    struct DeferredQueue *queue = &queues[where];
+    spin_lock(&queue->lock);
+    BOOLEAN is_new = !is_queued(queue, &it);
+    if (is_new && queue->count == MAX_DEFERRED) {
         print("fail netkvm: more than %u deferred procedures\n", MAX_DEFERRED);
         machine_end();
     }
-    queue[queued++] = it;
-    return TRUE;
+    if (is_new)
+        queue->list[queue->count++] = it;
+    spin_unlock(&queue->lock);
+    if (is_new && where != this_processor()) {
+        COUNT(deferred.elsewhere);
+        processor_wake(where);
+    }
+    return is_new;
+}
+
+static int take_deferred(struct DeferredQueue *queue, Queued *it)
+{
+    spin_lock(&queue->lock);
+    u32 count = queue->count;
+    if (count) {
+        *it = queue->list[0];
+        memmove(queue->list, queue->list + 1, --queue->count * sizeof *it);
+    }
+    queue->running = count != 0;
+    spin_unlock(&queue->lock);
+    return count != 0;
 }
 
 ULONG NdisMQueueDpcEx(NDIS_HANDLE, ULONG message, PGROUP_AFFINITY where, PVOID)
 {
     ULONG number = __builtin_ctzll(where->Mask);
-    mistakes.requests += !where->Mask || (where->Mask & (where->Mask - 1)) || number >= processors;
-    deferred.again += irql == DISPATCH_LEVEL;
+    if (!where->Mask || (where->Mask & (where->Mask - 1)) || number >= processors) {
+        COUNT(mistakes.requests);
+        return 0;
+    }
+    if (irql == DISPATCH_LEVEL)
+        COUNT(deferred.again);
     defer((Queued){.message = message, .processor = number});
     return where->Mask;
 }
@@ -142,33 +202,35 @@ static VOID initialize_dpc(PRKDPC dpc, PKDEFERRED_ROUTINE routine, PVOID context
 
 BOOLEAN KeInsertQueueDpc(PRKDPC dpc, PVOID, PVOID)
 {
-    return defer((Queued){.processor = processor, .dpc = dpc});
+    if (__atomic_exchange_n(&dpc->DpcData, dpc, __ATOMIC_ACQUIRE))
+        return FALSE;
+    return defer((Queued){.processor = current_processor(), .dpc = dpc});
 }
 
 static void run_deferred(Queued it)
 {
     NDIS_RECEIVE_THROTTLE_PARAMETERS limits = {.MaxNblsToIndicate = throttle};
-    u32 before = processor;
+    u32 before = acts_as, inside = COUNT(deferred.inside) + 1;
     irql = DISPATCH_LEVEL;
-    processor = it.processor;
-    deferred.total++;
+    if (!together)
+        acts_as = it.processor;
+    if (inside > deferred.most_inside)
+        deferred.most_inside = inside;
+    COUNT(deferred.total);
     if (it.dpc) {
+        __atomic_store_n(&it.dpc->DpcData, NULL, __ATOMIC_RELEASE);
         it.dpc->DeferredRoutine(it.dpc, it.dpc->DeferredContext, NULL, NULL);
     } else if (handlers.InterruptType == NDIS_CONNECT_MESSAGE_BASED) {
-        deferred.by_message[it.message]++;
+        COUNT(deferred.by_message[it.message]);
         handlers.MessageInterruptDpcHandler(handler_context, it.message, NULL, &limits, NULL);
     } else {
         handlers.InterruptDpcHandler(handler_context, NULL, &limits, NULL);
     }
-    mistakes.levels += irql != DISPATCH_LEVEL;
+    __atomic_fetch_sub(&deferred.inside, 1, __ATOMIC_RELAXED);
+    count_if(irql != DISPATCH_LEVEL, &mistakes.levels);
     irql = PASSIVE_LEVEL;
-    processor = before;
-}
-
-/* Two messages for each processor, as the driver asks for them when Windows assigns resources. */
-static u32 processor_of(u32 message)
-{
-    return message / 2 % processors;
+    if (!together)
+        acts_as = before;
 }
 
 static int service_message(u32 message)
@@ -176,12 +238,16 @@ static int service_message(u32 message)
     BOOLEAN dpc = FALSE;
     ULONG targets = 0;
     irql = DEVICE_LEVEL;
-    processor = processor_of(message);
+    if (!together)
+        acts_as = message / MESSAGES_OF_A_PROCESSOR % processors;
+    count_if(!spin_lock(&message_locks[message]), &mistakes.locks);
     BOOLEAN claimed = handlers.MessageInterruptHandler(handler_context, message, &dpc, &targets);
+    count_if(!spin_unlock(&message_locks[message]), &mistakes.locks);
     irql = PASSIVE_LEVEL;
     if (dpc)
-        defer((Queued){.message = message, .processor = processor});
-    processor = 0;
+        defer((Queued){.message = message, .processor = current_processor()});
+    if (!together)
+        acts_as = 0;
     return claimed;
 }
 
@@ -214,7 +280,7 @@ static int poll_messages(Interrupts *it)
     for (u32 message = 0; message < it->messages; message++)
         while (message_arrived(it, message)) {
             any = 1;
-            it->unclaimed_messages += !service_message(message);
+            count_if(!service_message(message), &it->unclaimed_messages);
         }
     return any;
 }
@@ -240,20 +306,17 @@ static int poll_line(Interrupts *it)
 int ndis_poll(void)
 {
     int any = 0;
-    if (!handlers.InterruptHandler || irql > APC_LEVEL)
+    u32 me = this_processor();
+    Queued it;
+    if (!handlers.InterruptHandler || irql > APC_LEVEL || (me && !together))
         return 0;
     if (handlers.InterruptType == NDIS_CONNECT_MESSAGE_BASED)
         any = poll_messages(&nic.interrupts);
-    else
+    else if (!me)
         any = poll_line(&nic.interrupts);
-    while (queued) {
-        Queued first = queue[0];
-        queued--;
-        memmove(queue, queue + 1, queued * sizeof *queue);
-        run_deferred(first);
-        any = 1;
-    }
-    return any | run_work_items_ndis();
+    for (; take_deferred(&queues[me], &it); any = 1)
+        run_deferred(it);
+    return me ? any : any | run_work_items_ndis();
 }
 
 #define IMPORT(name) void *__imp_##name = (void *)name

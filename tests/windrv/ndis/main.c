@@ -5,17 +5,19 @@ static const struct {
     const char *name;
     NicMode mode;
 } MODES[] = {
-    {"msix4", {MAX_MESSAGES, 4}},
-    {"msix1", {MAX_MESSAGES, 1}},
-    {"two", {2, 4}},
-    {"one", {1, 4}},
-    {"wire", {0, 4}},
+    {"msix4", {MAX_MESSAGES, 4, 0}},
+    {"msix1", {MAX_MESSAGES, 1, 0}},
+    {"two", {2, 4, 0}},
+    {"one", {1, 4, 0}},
+    {"wire", {0, 4, 0}},
+    {"smp2", {MAX_MESSAGES, 2, 1}},
+    {"smp4", {MAX_MESSAGES, 4, 1}},
 };
 
 static void (*const CHECKS[])(void) = {
-    check_identity,   check_sizes, check_pieces,    check_loads,       check_floods,
-    check_filters,    check_vlans, check_pauses,    check_resets,      check_sleeps,
-    check_statistics, check_link,  check_checksums, check_large_sends,
+    check_identity, check_sizes,      check_pieces, check_loads,     check_floods,
+    check_filters,  check_vlans,      check_pauses, check_resets,    check_sleeps,
+    check_scaling,  check_statistics, check_link,   check_checksums, check_large_sends,
 };
 
 /* Windows' stack sets a filter before it uses an adapter. */
@@ -33,12 +35,13 @@ static void check_interrupts(void)
     for (u32 i = 0; i < it->messages; i++)
         fired += it->fired[i];
     int good = it->messages ? fired && !it->unclaimed_messages : it->intx_fired != 0;
+    good &= !it->misrouted;
     u32 sticky = interrupts_sticky();
     check(good && sticky < STICKY_CALLS && it->intx_unclaimed <= 10 + it->intx_ended_early,
           "interrupts",
-          "messages=%u unclaimed=%u intx=%u unclaimed=%u sticky=%u ended_early=%u deferred=%u "
-          "again=%u",
-          fired, it->unclaimed_messages, it->intx_fired, it->intx_unclaimed, sticky,
+          "messages=%u unclaimed=%u misrouted=%u intx=%u unclaimed=%u sticky=%u ended_early=%u "
+          "deferred=%u again=%u",
+          fired, it->unclaimed_messages, it->misrouted, it->intx_fired, it->intx_unclaimed, sticky,
           it->intx_ended_early, deferred.total, deferred.again);
 }
 
@@ -62,6 +65,10 @@ static void run(const char *name, NicMode mode)
     set_prefix("netkvm", name);
     if (!found)
         return;
+    if (mode.together && mode.processors > processors_running) {
+        print("skip %s: %u processors are running\n", name, processors_running);
+        return;
+    }
     memset(&mistakes, 0, sizeof mistakes);
     used_wrong_lengths();
     used_wrong_indices();

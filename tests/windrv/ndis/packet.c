@@ -6,6 +6,7 @@ enum { MAX_KEPT = 4096, FRAME_ROOM = 68 << 10, COMPLETION_MICROSECONDS = 2000000
 struct Sent sent;
 struct Received received;
 u32 keep;
+int delivery_lock;
 void (*on_receive)(PNET_BUFFER_LIST, const u8 *, u32);
 static PNET_BUFFER_LIST kept[MAX_KEPT];
 
@@ -229,7 +230,7 @@ void packets_send(PNET_BUFFER_LIST chain)
 {
     for (PNET_BUFFER_LIST it = chain; it; it = it->Next) {
         it->Status = NDIS_STATUS_PENDING;
-        sent.sent++;
+        COUNT(sent.sent);
     }
     nic.driver.SendNetBufferListsHandler(nic.context, chain, 0, 0);
 }
@@ -238,15 +239,15 @@ VOID NdisMSendNetBufferListsComplete(NDIS_HANDLE, PNET_BUFFER_LIST chain, ULONG 
 {
     level_at_most(DISPATCH_LEVEL, "NdisMSendNetBufferListsComplete");
     if (flags & NDIS_SEND_COMPLETE_FLAGS_DISPATCH_LEVEL)
-        mistakes.levels += irql != DISPATCH_LEVEL;
+        count_if(irql != DISPATCH_LEVEL, &mistakes.levels);
     for (PNET_BUFFER_LIST it = chain, next; it; it = next) {
         next = it->Next;
-        sent.completed++;
-        if (it->Status != NDIS_STATUS_SUCCESS) {
-            sent.failed++;
+        int failed = it->Status != NDIS_STATUS_SUCCESS;
+        if (failed)
             sent.status = it->Status;
-        }
         packet_free(it);
+        count_if(failed, &sent.failed);
+        COUNT(sent.completed);
     }
 }
 
@@ -262,16 +263,27 @@ int packets_completed(void)
 
 /* The way back. */
 
-static void look_at(PNET_BUFFER_LIST list)
+/* Whether the checks keep the list. */
+static int look_at(PNET_BUFFER_LIST list, int may_be_kept)
 {
-    static u8 frame[FRAME_ROOM];
-    received.lists++;
-    received.by_processor[processor % MAX_PROCESSORS]++;
+    static u8 frames[PROCESSORS][FRAME_ROOM];
+    u8 *frame = frames[this_processor()];
     for (PNET_BUFFER it = list->FirstNetBuffer; it; it = it->Next) {
-        u32 length = packet_copy(it, frame, sizeof frame);
+        u32 length = packet_copy(it, frame, FRAME_ROOM);
+        spin_lock(&delivery_lock);
         if (on_receive)
             on_receive(list, frame, length);
+        spin_unlock(&delivery_lock);
     }
+    spin_lock(&delivery_lock);
+    received.lists++;
+    received.by_processor[current_processor() % PROCESSORS]++;
+    received.with_resources += !may_be_kept;
+    int keeps = may_be_kept && received.kept < keep && received.kept < MAX_KEPT;
+    if (keeps)
+        kept[received.kept++] = list;
+    spin_unlock(&delivery_lock);
+    return keeps;
 }
 
 static void give_back(PNET_BUFFER_LIST list, KIRQL level)
@@ -285,20 +297,16 @@ VOID NdisMIndicateReceiveNetBufferLists(NDIS_HANDLE, PNET_BUFFER_LIST chain, NDI
                                         ULONG count, ULONG flags)
 {
     level_at_most(DISPATCH_LEVEL, "NdisMIndicateReceiveNetBufferLists");
+    int resources = (flags & NDIS_RECEIVE_FLAGS_RESOURCES) != 0;
     if (flags & NDIS_RECEIVE_FLAGS_DISPATCH_LEVEL)
-        mistakes.levels += irql != DISPATCH_LEVEL;
-    mistakes.requests += !nic.running;
+        count_if(irql != DISPATCH_LEVEL, &mistakes.levels);
+    count_if(!nic.running, &mistakes.requests);
     for (PNET_BUFFER_LIST it = chain, next; it; it = next, count--) {
         next = it->Next;
-        look_at(it);
-        if (flags & NDIS_RECEIVE_FLAGS_RESOURCES)
-            received.with_resources++;
-        else if (received.kept < keep && received.kept < MAX_KEPT)
-            kept[received.kept++] = it;
-        else
+        if (!look_at(it, !resources) && !resources)
             give_back(it, irql);
     }
-    mistakes.requests += count != 0;
+    count_if(count != 0, &mistakes.requests);
 }
 
 /* The last ones first, which is another order than that of their arrival. */

@@ -4,6 +4,7 @@
 #pragma GCC diagnostic ignored "-Wattributes"
 
 static u32 in_use;
+enum { LOCK_MICROSECONDS = 60000000 };
 
 u32 services_in_use(void)
 {
@@ -38,11 +39,11 @@ VOID NdisMAllocateSharedMemory(NDIS_HANDLE, ULONG length, BOOLEAN, PVOID *to,
 
 VOID NdisMFreeSharedMemory(NDIS_HANDLE, ULONG, BOOLEAN, PVOID memory, NDIS_PHYSICAL_ADDRESS address)
 {
-    mistakes.requests += address.QuadPart != (LONGLONG)memory;
+    count_if(address.QuadPart != (LONGLONG)memory, &mistakes.requests);
     pool_free(memory);
 }
 
-/* Locks. With one processor, a lock that is taken is one that will never be released. */
+/* Locks. A lock that this processor has already is a deadlock in Windows, and counted here. */
 
 VOID NdisAllocateSpinLock(PNDIS_SPIN_LOCK lock)
 {
@@ -51,35 +52,33 @@ VOID NdisAllocateSpinLock(PNDIS_SPIN_LOCK lock)
 
 VOID NdisFreeSpinLock(PNDIS_SPIN_LOCK lock)
 {
-    mistakes.locks += lock->Held != 0;
+    count_if(lock->Held != 0, &mistakes.locks);
 }
 
 VOID NdisAcquireSpinLock(PNDIS_SPIN_LOCK lock)
 {
     level_at_most(DISPATCH_LEVEL, "NdisAcquireSpinLock");
-    mistakes.locks += lock->Held != 0;
-    lock->Held = 1;
-    lock->OldIrql = ndis_raise(DISPATCH_LEVEL);
+    KIRQL before = ndis_raise(DISPATCH_LEVEL);
+    count_if(!spin_lock(&lock->Held), &mistakes.locks);
+    lock->OldIrql = before;
 }
 
 VOID NdisReleaseSpinLock(PNDIS_SPIN_LOCK lock)
 {
-    mistakes.locks += lock->Held != 1;
-    lock->Held = 0;
-    ndis_lower(lock->OldIrql);
+    KIRQL before = lock->OldIrql;
+    count_if(!spin_unlock(&lock->Held), &mistakes.locks);
+    ndis_lower(before);
 }
 
 VOID NdisDprAcquireSpinLock(PNDIS_SPIN_LOCK lock)
 {
-    mistakes.levels += irql != DISPATCH_LEVEL;
-    mistakes.locks += lock->Held != 0;
-    lock->Held = 1;
+    count_if(irql != DISPATCH_LEVEL, &mistakes.levels);
+    count_if(!spin_lock(&lock->Held), &mistakes.locks);
 }
 
 VOID NdisDprReleaseSpinLock(PNDIS_SPIN_LOCK lock)
 {
-    mistakes.locks += lock->Held != 1;
-    lock->Held = 0;
+    count_if(!spin_unlock(&lock->Held), &mistakes.locks);
 }
 
 PLIST_ENTRY NdisInterlockedInsertTailList(PLIST_ENTRY list, PLIST_ENTRY entry, PNDIS_SPIN_LOCK lock)
@@ -99,53 +98,82 @@ PLIST_ENTRY NdisInterlockedRemoveHeadList(PLIST_ENTRY list, PNDIS_SPIN_LOCK lock
     return first;
 }
 
+/* Many readers or one writer. The writer may take it again, for reading, too: NetKVM does. */
 struct _NDIS_RW_LOCK_EX {
-    u32 readers, writers;
+    int holders; /* the number of readers; -1: a writer */
+    u32 writer;  /* its processor plus 1 */
 };
+enum { READS, WRITES, HAS_IT };
 
 PNDIS_RW_LOCK_EX NdisAllocateRWLock(NDIS_HANDLE)
 {
     PNDIS_RW_LOCK_EX lock = pool_allocate(sizeof *lock, 16);
     memset(lock, 0, sizeof *lock);
-    in_use++;
+    COUNT(in_use);
     return lock;
 }
 
 VOID NdisFreeRWLock(PNDIS_RW_LOCK_EX lock)
 {
-    mistakes.locks += lock->readers || lock->writers;
+    count_if(lock->holders != 0, &mistakes.locks);
     pool_free(lock);
     in_use--;
 }
 
-static void take_rw(PLOCK_STATE_EX state, UCHAR flags, int write)
+static int try_rw(PNDIS_RW_LOCK_EX lock, int write)
 {
+    int found = __atomic_load_n(&lock->holders, __ATOMIC_RELAXED);
+    if (write ? found : found < 0)
+        return 0;
+    return __atomic_compare_exchange_n(&lock->holders, &found, write ? -1 : found + 1, 0,
+                                       __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+static void take_rw(PNDIS_RW_LOCK_EX lock, PLOCK_STATE_EX state, UCHAR flags, int write)
+{
+    u32 me = this_processor() + 1;
     level_at_most(DISPATCH_LEVEL, "NdisAcquireRWLock");
     if (flags & NDIS_RWL_AT_DISPATCH_LEVEL)
-        mistakes.levels += irql != DISPATCH_LEVEL;
-    state->LockState = write;
+        count_if(irql != DISPATCH_LEVEL, &mistakes.levels);
     state->OldIrql = ndis_raise(DISPATCH_LEVEL);
+    if (__atomic_load_n(&lock->writer, __ATOMIC_RELAXED) == me) {
+        state->LockState = HAS_IT;
+        return;
+    }
+    u64 end = microseconds() + LOCK_MICROSECONDS;
+    while (!try_rw(lock, write)) {
+        __builtin_ia32_pause();
+        if (microseconds() > end) {
+            print("fail lock: processor %u waits for a lock with %d holders\n", me - 1,
+                  lock->holders);
+            machine_end();
+        }
+    }
+    if (write)
+        lock->writer = me;
+    state->LockState = write ? WRITES : READS;
 }
 
 VOID NdisAcquireRWLockRead(PNDIS_RW_LOCK_EX lock, PLOCK_STATE_EX state, UCHAR flags)
 {
-    take_rw(state, flags, 0);
-    mistakes.locks += lock->writers != 0;
-    lock->readers++;
+    take_rw(lock, state, flags, 0);
 }
 
 VOID NdisAcquireRWLockWrite(PNDIS_RW_LOCK_EX lock, PLOCK_STATE_EX state, UCHAR flags)
 {
-    take_rw(state, flags, 1);
-    mistakes.locks += lock->writers || lock->readers;
-    lock->writers++;
+    take_rw(lock, state, flags, 1);
 }
 
 VOID NdisReleaseRWLock(PNDIS_RW_LOCK_EX lock, PLOCK_STATE_EX state)
 {
-    u32 *holders = state->LockState ? &lock->writers : &lock->readers;
-    mistakes.locks += !*holders;
-    (*holders)--;
+    int found = lock->holders;
+    if (state->LockState == WRITES) {
+        count_if(found != -1 || lock->writer != this_processor() + 1, &mistakes.locks);
+        lock->writer = 0;
+        __atomic_store_n(&lock->holders, 0, __ATOMIC_RELEASE);
+    } else if (state->LockState == READS) {
+        count_if(__atomic_fetch_sub(&lock->holders, 1, __ATOMIC_RELEASE) <= 0, &mistakes.locks);
+    }
     ndis_lower(state->OldIrql);
 }
 
@@ -165,7 +193,7 @@ VOID ndis_mutex_take(PKMUTEX mutex)
 
 VOID ndis_mutex_release(PKMUTEX mutex)
 {
-    mistakes.locks += mutex->Header.SignalState != 0;
+    count_if(mutex->Header.SignalState != 0, &mistakes.locks);
     mutex->Header.SignalState = 1;
 }
 
@@ -216,19 +244,20 @@ typedef struct Work {
     struct Work *next;
 } Work;
 static Work *waiting;
+static int work_lock;
 
 NDIS_HANDLE NdisAllocateIoWorkItem(NDIS_HANDLE)
 {
     Work *work = pool_allocate(sizeof *work, 16);
     memset(work, 0, sizeof *work);
-    in_use++;
+    COUNT(in_use);
     return work;
 }
 
 VOID NdisFreeIoWorkItem(NDIS_HANDLE work)
 {
     pool_free(work);
-    in_use--;
+    __atomic_fetch_sub(&in_use, 1, __ATOMIC_RELAXED);
 }
 
 VOID NdisQueueIoWorkItem(NDIS_HANDLE handle, NDIS_IO_WORKITEM *run, PVOID context)
@@ -238,18 +267,28 @@ VOID NdisQueueIoWorkItem(NDIS_HANDLE handle, NDIS_IO_WORKITEM *run, PVOID contex
     work->run = run;
     work->context = context;
     work->next = NULL;
+    spin_lock(&work_lock);
     while (*last)
         last = &(*last)->next;
     *last = work;
+    spin_unlock(&work_lock);
+}
+
+static Work *take_work(void)
+{
+    spin_lock(&work_lock);
+    Work *first = waiting;
+    if (first)
+        waiting = first->next;
+    spin_unlock(&work_lock);
+    return first;
 }
 
 int run_work_items_ndis(void)
 {
     int any = 0;
-    for (Work *work; (work = waiting); any = 1) {
-        waiting = work->next;
+    for (Work *work; (work = take_work()); any = 1)
         work->run(work->context, work);
-    }
     return any;
 }
 

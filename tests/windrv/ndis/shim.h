@@ -7,7 +7,6 @@
 
 /* adapter.c: one adapter: found, started, stopped, asked and told. */
 
-enum { MAX_PROCESSORS = 8 };
 /* What the driver has told of its adapter. */
 typedef struct {
     NDIS_MINIPORT_ADAPTER_GENERAL_ATTRIBUTES general;
@@ -20,6 +19,11 @@ typedef struct {
     u32 errors;  /* entries for the event log */
 } Told;
 typedef struct {
+    u32 messages; /* the maximum of MSI-X messages; 0 is INTx */
+    u32 processors;
+    int together; /* all processors exist and work */
+} NicMode;
+typedef struct {
     PciAddress pci;
     PciBar bars[6];
     u32 bar_count;
@@ -27,15 +31,12 @@ typedef struct {
     NDIS_MINIPORT_DRIVER_CHARACTERISTICS driver;
     NDIS_HANDLE context; /* the driver's */
     int running;         /* restarted, and not paused */
+    NicMode mode;
     Told told;
 } Nic;
 /* The adapter that runs. */
 extern Nic nic;
 
-typedef struct {
-    u32 messages; /* the maximum of MSI-X messages; 0 is INTx */
-    u32 processors;
-} NicMode;
 /* NULL, or the step that failed. */
 const char *nic_start(PciAddress, NicMode);
 const char *nic_stop(void);
@@ -55,13 +56,19 @@ NDIS_STATUS nic_query(NDIS_OID, void *to, u32 length, u32 *written);
 typedef struct {
     u32 by_message[MAX_MESSAGES]; /* calls of the driver's deferred procedures */
     u32 total, again;             /* and how many the driver asked for itself */
+    u32 elsewhere;                /* queued for another processor */
+    u32 inside, most_inside;      /* processors within one at the same time */
 } Deferred;
 extern Deferred deferred;
 /* At most this many packets may be indicated in a deferred procedure. */
 extern u32 throttle;
-extern u32 processor;
+/* The driver asks Windows for a message for packets to send and one for received packets on each
+ * processor. */
+enum { MESSAGES_OF_A_PROCESSOR = 2 };
+/* The processor that asks, or that the first one acts as. */
+u32 current_processor(void);
 int ndis_poll(void);
-void interrupts_connect(u32 processors);
+void interrupts_connect(u32 processors, int together);
 void interrupts_forget(void);
 /* Whether the ISR byte keeps its bits although it was read: how many of STICKY_CALLS interrupts
  * that did not come are claimed, with INTx. The call before each takes what has just come. */
@@ -93,11 +100,12 @@ extern struct Sent {
 int packets_completed(void);
 /* Lists that are kept are returned to the driver by `packets_return`. */
 extern struct Received {
-    u32 lists, with_resources, kept, by_processor[MAX_PROCESSORS];
+    u32 lists, with_resources, kept, by_processor[PROCESSORS];
 } received;
 extern u32 keep; /* at most this many received lists are kept */
 void packets_return(void);
-/* Called for each received packet. */
+/* Called for each received packet, by one processor at a time: what it uses is under this lock. */
+extern int delivery_lock;
 extern void (*on_receive)(PNET_BUFFER_LIST, const u8 *frame, u32 length);
 
 /* services.c */

@@ -2,6 +2,7 @@
 #include "traffic.h"
 
 const u8 PEER[ADDRESS] = {2, 0, 0, 0, 0, 1}, REPEATER[ADDRESS] = {2, 0, 0, 0, 0, 2};
+const u8 SWAPPER[ADDRESS] = {2, 0, 0, 0, 0, 3};
 const u8 EVERYBODY[ADDRESS] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
 /* The test gives this address to the device. */
 const u8 OWN[ADDRESS] = {0x52, 0x54, 0, 0x77, 0x69, 0x6e};
@@ -47,14 +48,17 @@ void frame_make(u8 *to, const u8 *destination, u32 number, u32 stamp, u32 length
 
 void traffic_forget(void)
 {
+    spin_lock(&delivery_lock);
     memset(&arrived, 0, sizeof arrived);
     memset(frames, 0, sizeof frames);
     first_number = next_number;
     missing = 0;
+    spin_unlock(&delivery_lock);
 }
 
 void traffic_expect(u32 first, u32 count, u32 stamp, u32 length)
 {
+    spin_lock(&delivery_lock);
     for (u32 i = 0; i < count; i++) {
         u32 slot = (first + i) % MAX_FRAMES;
         missing += !frames[slot].expected;
@@ -63,6 +67,7 @@ void traffic_expect(u32 first, u32 count, u32 stamp, u32 length)
         frames[slot].stamp = stamp;
         frames[slot].length = length;
     }
+    spin_unlock(&delivery_lock);
 }
 
 u32 traffic_missing(void)
@@ -175,7 +180,7 @@ int is_delivered(const u8 *destination)
 
 int traffic_settle(void)
 {
-    int good = packets_completed() && barrier();
+    int good = packets_completed() && barrier() && packets_completed();
     traffic_forget();
     memset(&sent, 0, sizeof sent);
     return good;

@@ -4,7 +4,8 @@
 #include "shim.h"
 
 enum { ADDRESS = 6, HEADER = 14, STAMPED = HEADER + 8, SHORTEST = 60, MAX_FRAMES = 8192 };
-extern const u8 PEER[ADDRESS], REPEATER[ADDRESS], EVERYBODY[ADDRESS], OWN[ADDRESS];
+extern const u8 PEER[ADDRESS], REPEATER[ADDRESS], SWAPPER[ADDRESS], EVERYBODY[ADDRESS],
+    OWN[ADDRESS];
 enum { TEST_TYPE = 0x88b5, REPORT_TYPE = 0x88b6 };
 
 /* Writes a frame of the tests' type. After the header: its number, a stamp, and content that the
@@ -41,6 +42,28 @@ void send_frame(const u8 *frame, u32 length);
 /* Reports a check: everything has been completed and has arrived, as it was, and nothing else. */
 void check_traffic(const char *name, u32 milliseconds);
 
+/* flows.c: TCP and UDP. */
+typedef struct {
+    const char *name;
+    int v6, udp;
+} Flow;
+enum { FLOW_KINDS = 4 };
+extern const Flow FLOWS[FLOW_KINDS];
+void put2(u8 *at, u32 value);
+u32 transport_at(const Flow *);
+u32 payload_at(const Flow *);
+/* Writes the headers of a packet to the peer, whose checksums are left to the driver: it has the
+ * sum of addresses, protocol and, but for segments, length. */
+void flow_headers(u8 *to, const Flow *, u32 payload, int with_length);
+/* Completes the checksums of a packet of this length. */
+void flow_complete(u8 *frame, const Flow *, u32 length);
+/* Asks the driver to complete them. */
+void flow_ask(PNET_BUFFER_LIST, const Flow *);
+/* Whether the driver says that the checksum of a received packet is right. */
+int flow_is_right(PNET_BUFFER_LIST, const Flow *);
+/* With `offloads=on`: what Windows' stack does before it uses offloads. */
+int offloads_on(void);
+
 /* The checks. */
 void check_identity(void);
 void check_sizes(void);
@@ -54,6 +77,8 @@ void check_statistics(void);
 void check_pauses(void);
 void check_resets(void);
 void check_sleeps(void);
+/* In the modes `smp…`: */
+void check_scaling(void);
 /* With `offloads=on`: */
 void check_checksums(void);
 void check_large_sends(void);

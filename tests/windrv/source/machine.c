@@ -88,6 +88,12 @@ static void ioapic_write(u32 at, u32 value)
     *(volatile u32 *)0xfec00010ull = value;
 }
 
+void intx_route(u32 processor)
+{
+    for (u32 pin = 0; pin < INTX_PINS; pin++)
+        ioapic_write(0x11 + 2 * (16 + pin), apic_ids[processor] << 24);
+}
+
 static void set_gate(u64 *gate, u64 stub, u64 privilege)
 {
     u64 code_selector = 8, present_interrupt_gate = 0x8e00;

@@ -41,6 +41,8 @@ u32 message_address(u32 processor);
 /* Whether the local APIC has this vector in service, as it must until `end_of_interrupt_intx`. */
 int is_in_service(u32 vector);
 void end_of_interrupt_intx(void);
+/* Sends INTx to this processor. */
+void intx_route(u32 processor);
 
 /* processor.c: several processors. Without the word `processors=`, only the first one runs. */
 extern u32 processors_running;
@@ -126,7 +128,9 @@ typedef struct {
     u8 capability; /* the offset of the MSI-X capability */
     volatile u32 *table;
     u32 table_size, messages, first_vector;
-    u32 processors; /* messages are spread over the first ones */
+    u32 processors;      /* messages are spread over the first ones */
+    u32 neighbours;      /* this many messages in a row have the same processor; 0 is 1 */
+    u32 first_processor; /* the processor of message 0 */
     u32 seen[PROCESSORS][MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
     u8 target[MAX_MESSAGES];  /* the processor of each message */
     u8 allowed[MAX_MESSAGES]; /* bits of processors where it may arrive */

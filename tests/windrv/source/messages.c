@@ -56,8 +56,10 @@ void messages_start(Interrupts *it, u32 wanted, int polled)
     u32 control = pci_read(it->pci, it->capability) & ~(MSIX_ENABLE | MSIX_MASK_ALL);
     pci_write(it->pci, it->capability, control);
     it->first_vector = take_vectors(it->messages);
+    u32 neighbours = it->neighbours ? it->neighbours : 1;
     for (u32 message = 0; message < it->messages; message++) {
-        it->target[message] = it->processors ? message % it->processors : 0;
+        u32 number = it->first_processor + message / neighbours;
+        it->target[message] = it->processors ? number % it->processors : 0;
         it->allowed[message] = 1 << it->target[message];
     }
     /* The table is filled while MSI-X is on but masked, and INTx is off. */

@@ -13,7 +13,8 @@ typedef struct {
 
 /* The driver's lock of a ring protects it here, too: `inside` shows whether the driver has one. */
 static struct Ring {
-    void *queue;
+    void *queue, *device;
+    u32 number; /* of the device's queue */
     int inside;
     u32 count;
     Offered offered[MAX_OFFERED];
@@ -97,15 +98,28 @@ void used_forget(void)
     }
 }
 
-/* Called by driver/ring.c for a new ring. The device's reset has discarded the old chains. */
-void used_renewed(void *queue)
+static struct Ring *earlier_ring_of(void *device, u32 number)
+{
+    for (u32 i = 0; i < MAX_RINGS; i++)
+        if (rings[i].queue && rings[i].device == device && rings[i].number == number)
+            return &rings[i];
+    return NULL;
+}
+
+/* Called by driver/ring.c for a new ring. The device's reset has discarded the old ring's chains.
+ */
+void used_renewed(void *queue, void *device, u32 number)
 {
     struct Ring *ring = ring_of(queue);
+    if (!ring)
+        ring = earlier_ring_of(device, number);
     if (!ring && !(ring = ring_of(NULL))) {
         print("fail used: there are more than %u rings\n", MAX_RINGS);
         machine_end();
     }
     ring->queue = queue;
+    ring->device = device;
+    ring->number = number;
     ring->inside = 0;
     ring->count = 0;
 }
@@ -127,6 +141,13 @@ u32 used_wrong_indices(void)
 {
     u32 found = wrong.used_indices;
     wrong.used_indices = 0;
+    return found;
+}
+
+u32 used_collisions(void)
+{
+    u32 found = wrong.collisions;
+    wrong.collisions = 0;
     return found;
 }
 

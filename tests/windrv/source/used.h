@@ -11,6 +11,8 @@ int used_lengths_matter(void);
 u32 used_wrong_lengths(void);
 /* How often since the last call a used index was beyond the available one. */
 u32 used_wrong_indices(void);
+/* How often since the last call two processors were in one ring. */
+u32 used_collisions(void);
 /* The number of chains that the device has not returned. */
 u32 used_pending(void);
 /* Used elements may be shorter than the chain, but have at least this length; 0: they must not. */

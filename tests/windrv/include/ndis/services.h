@@ -12,7 +12,7 @@ VOID NdisFreeMemoryWithTagPriority(NDIS_HANDLE, PVOID, ULONG);
 VOID NdisFreeMemory(PVOID, UINT, UINT);
 
 typedef struct {
-    LONG Held;
+    int Held;
     KIRQL OldIrql;
 } NDIS_SPIN_LOCK, *PNDIS_SPIN_LOCK;
 VOID NdisAllocateSpinLock(PNDIS_SPIN_LOCK);

@@ -1,0 +1,218 @@
+/* Checks of receive side scaling: every processor sends packets of its connections, and takes the
+ * packets that are for it. The peer answers from the other end of each connection. */
+#include "scale.h"
+
+enum {
+    SECONDS = 1000000,
+    LARGEST = 1400,
+    NUMBER = 0,
+    STAMP = 4,
+    CONTENT = 8,
+    SHORTEST_PAYLOAD = 16
+};
+enum { FIRST_PORT = 2000, PEER_PORT = 80, LOSS_MICROSECONDS = 20000, SETTLE_MICROSECONDS = 20000 };
+enum { IPV4_TYPE = 0x0800, IPV6_TYPE = 0x86dd, UDP_PROTOCOL = 17 };
+
+typedef struct {
+    u32 stamp, payload, connection;
+    u32 turn; /* of the table, when it was sent */
+    int in_flight;
+} Flight;
+static Flight flights[PROCESSORS][SHARE];
+/* Of each processor: packets that have no answer yet. */
+static volatile u32 in_flight[PROCESSORS];
+static u32 last_number[PROCESSORS * CONNECTIONS];
+Landed landed;
+Load load;
+
+static const Flow *flow_of(u32 connection)
+{
+    return &FLOWS[connection % FLOW_KINDS];
+}
+
+static u32 hash_of(u32 connection)
+{
+    return hash_make(flow_of(connection), PEER_PORT, FIRST_PORT + connection);
+}
+
+static void put4(u8 *at, u32 value)
+{
+    put2(at, value >> 16);
+    put2(at + 2, value & 0xffff);
+}
+
+static u32 get4(const u8 *at)
+{
+    return (u32)at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3];
+}
+
+static u8 content(u32 stamp, u32 at)
+{
+    return (stamp + at / 4) * 2654435761u >> 8 * (at % 4);
+}
+
+/* Sends a packet of one of this processor's connections. Its list has the hash of the answer, as
+ * Windows' stack does it, so that the answer comes back on the processor's own queue; or another
+ * one, so that the driver must pass the answer on to another processor. */
+static void send_one(u32 me, u32 number)
+{
+    static const Pieces SHAPES[] = {{{0}, 0}, {{64, 2000}, 10}, {{54, 300, 1000}, 4000}};
+    static u8 frames[PROCESSORS][2048];
+    u8 *frame = frames[me];
+    Flight *it = &flights[me][number % SHARE];
+    u32 connection = me * CONNECTIONS + random_number() % CONNECTIONS;
+    const Flow *flow = flow_of(connection);
+    u32 payload = SHORTEST_PAYLOAD + random_number() % LARGEST, at = payload_at(flow);
+    *it = (Flight){random_number(), payload, connection, table_turn(), 1};
+    flow_headers(frame, flow, payload, 1);
+    memcpy(frame, SWAPPER, ADDRESS);
+    put2(frame + transport_at(flow), FIRST_PORT + connection);
+    put4(frame + at + NUMBER, me << 16 | number);
+    put4(frame + at + STAMP, it->stamp);
+    for (u32 i = CONTENT; i < payload; i++)
+        frame[at + i] = content(it->stamp, i);
+    if (!load.offloads)
+        flow_complete(frame, flow, at + payload);
+    PNET_BUFFER_LIST list = packet_new(frame, at + payload, &SHAPES[number % 3]);
+    if (load.offloads)
+        flow_ask(list, flow);
+    NET_BUFFER_LIST_SET_HASH_VALUE(list, hash_of(connection) + load.astray);
+    COUNT(in_flight[me]);
+    COUNT(landed.sent);
+    packets_send(list);
+}
+
+/* Whether the packet is the answer to this one. */
+static int is_answer(const Flight *it, const u8 *frame, u32 length)
+{
+    const Flow *flow = flow_of(it->connection);
+    u32 at = payload_at(flow);
+    if (length != at + it->payload && (length != SHORTEST || at + it->payload > SHORTEST))
+        return 0;
+    const u8 *ports = frame + transport_at(flow), *payload = frame + at;
+    int good = ports[0] << 8 == 0 && ports[1] == PEER_PORT &&
+               (ports[2] << 8 | ports[3]) == FIRST_PORT + (int)it->connection;
+    for (u32 i = CONTENT; i < it->payload; i++)
+        good &= payload[i] == content(it->stamp, i);
+    return good;
+}
+
+static void judge(PNET_BUFFER_LIST list, const Flight *it, u32 number)
+{
+    u32 me = current_processor(), hash = hash_of(it->connection),
+        *last = &last_number[it->connection];
+    landed.by_processor[me % PROCESSORS]++;
+    if (load.scaled) {
+        landed.bad_hashes += NET_BUFFER_LIST_GET_HASH_VALUE(list) != hash;
+        landed.misplaced += !table_gives(it->turn, hash, me);
+    }
+    landed.bad_checksums += load.offloads && !flow_is_right(list, flow_of(it->connection));
+    landed.disordered += number < *last;
+    *last = number;
+}
+
+/* Called under the lock of deliveries. */
+static void land(PNET_BUFFER_LIST list, const u8 *frame, u32 length)
+{
+    u32 type = frame[12] << 8 | frame[13], v6 = type == IPV6_TYPE;
+    if (length < SHORTEST || memcmp(frame + ADDRESS, PEER, ADDRESS) || (!v6 && type != IPV4_TYPE)) {
+        landed.others++;
+        return;
+    }
+    u32 udp = frame[HEADER + (v6 ? 6 : 9)] == UDP_PROTOCOL;
+    u32 at = payload_at(&FLOWS[2 * v6 + udp]);
+    u32 number = get4(frame + at + NUMBER), sender = number >> 16;
+    Flight *it = sender < PROCESSORS ? &flights[sender][(number & 0xffff) % SHARE] : NULL;
+    if (!it || get4(frame + at + STAMP) != it->stamp) {
+        landed.unknown++;
+    } else if (!it->in_flight) {
+        landed.twice++;
+    } else {
+        it->in_flight = 0;
+        landed.arrived++;
+        landed.wrong += !is_answer(it, frame, length);
+        judge(list, it, number & 0xffff);
+        if (__atomic_fetch_sub(&in_flight[sender], 1, __ATOMIC_RELAXED) == 1 &&
+            sender != this_processor())
+            processor_wake(sender);
+    }
+}
+
+/* What is lost in a disturbance is given up, so that others can be sent. */
+static void give_up(u32 me)
+{
+    spin_lock(&delivery_lock);
+    for (u32 i = 0; i < SHARE; i++)
+        flights[me][i].in_flight = 0;
+    in_flight[me] = 0;
+    spin_unlock(&delivery_lock);
+}
+
+/* Takes messages and runs deferred procedures; whether there was nothing to do for too long. */
+static int is_idle(u64 *since, u64 limit)
+{
+    allow_interrupts();
+    if (ndis_poll()) {
+        *since = microseconds();
+        return 0;
+    }
+    wait_for_interrupt();
+    return microseconds() - *since > limit;
+}
+
+void load_send(void)
+{
+    u32 me = this_processor(), count = load.count;
+    u64 since = microseconds();
+    for (u32 number = 0; (load.disturbs ? !load.over : number < count) || in_flight[me];) {
+        while (in_flight[me] < DEPTH && (load.disturbs ? !load.over : number < count))
+            send_one(me, number++ % 0x10000);
+        if (!load.disturbs && is_idle(&since, 20 * SECONDS))
+            break;
+        if (load.disturbs && is_idle(&since, load.loses ? LOSS_MICROSECONDS : 20 * SECONDS))
+            give_up(me);
+    }
+}
+
+void load_begin(void)
+{
+    traffic_settle();
+    /* What was passed on to other processors may arrive after the last packet. */
+    NdisMSleep(SETTLE_MICROSECONDS);
+    for (u32 i = 0; i < nic.mode.processors; i++)
+        give_up(i);
+    memset(last_number, 0, sizeof last_number);
+    memset(&landed, 0, sizeof landed);
+    on_receive = land;
+}
+
+static u32 shares_lost(void)
+{
+    u32 lost = 0;
+    for (u32 i = 0; i < nic.mode.processors; i++)
+        lost += in_flight[i];
+    return lost;
+}
+
+/* Each processor sends and waits for its answers. All must come, to where the table says. */
+int load_run(const char *name, u32 count)
+{
+    Landed *it = &landed;
+    Interrupts *interrupts = &nic.interrupts;
+    u32 before = interrupts->misrouted;
+    load.count = count;
+    load_begin();
+    processors_run(nic.mode.processors, load_send);
+    u32 lost = shares_lost(), misrouted = interrupts->misrouted - before;
+    int good = packets_completed() && it->arrived == it->sent && !lost && !it->wrong && !it->twice;
+    good &= !it->unknown && !it->others && !it->disordered && !it->misplaced && !it->bad_hashes;
+    good &= !it->bad_checksums && !misrouted && !sent.failed;
+    check(good, name,
+          "sent=%u arrived=%u lost=%u wrong=%u twice=%u unknown=%u others=%u disordered=%u "
+          "misplaced=%u hashes=%u checksums=%u misrouted=%u processors=%u/%u/%u/%u",
+          it->sent, it->arrived, lost, it->wrong, it->twice, it->unknown, it->others,
+          it->disordered, it->misplaced, it->bad_hashes, it->bad_checksums, misrouted,
+          it->by_processor[0], it->by_processor[1], it->by_processor[2], it->by_processor[3]);
+    memset(&sent, 0, sizeof sent);
+    return good;
+}
