@@ -18,6 +18,8 @@ mod proxy;
 mod sight;
 #[path = "browser/sound.rs"]
 mod sound;
+#[path = "browser/stage.rs"]
+mod stage;
 #[path = "browser/usb.rs"]
 mod usb;
 

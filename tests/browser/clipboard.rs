@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use transom_tests::place;
 
-use crate::sound::serve;
+use crate::stage::serve;
 use crate::{CONNECTED, album, browser, runs_here};
 
 const SEND: &str = "document.querySelector('#paste')";
@@ -71,6 +71,9 @@ fn the_clipboard_of_the_console_is_that_of_the_guest() -> Result<()> {
     // A text that is copied on this device is sent by itself, if the user wants that.
     browser.value("navigator.clipboard.writeText('von hier')")?;
     browser.value("dispatchEvent(new Event('focus'))")?;
+    thread::sleep(Duration::from_millis(500));
+    guest.serve();
+    ensure!(guest.texts.is_empty(), "a text was sent unasked: {:?}", guest.texts);
     browser.click("#share")?;
     arrives(&mut guest, "von hier")?;
     browser.value("navigator.clipboard.writeText('noch eins')")?;

@@ -217,9 +217,9 @@ fn clipboard(browser: &mut Browser) -> Result<()> {
     browser.click("#type")?;
     reads(browser, "Text", "Hello, World! #1_")?;
     browser.click("[popovertarget=clipboard]")?;
-    // The guest has no agent, and the page reports that.
+    // The machine has no port for an agent, and the page reports that.
     browser.until(
-        "document.querySelector('#paste').disabled && !document.querySelector('#no-agent').hidden",
+        "document.querySelector('#paste').disabled && !document.querySelector('#no-port').hidden",
     )?;
     lacking(browser)?;
     paste(browser)

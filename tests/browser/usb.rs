@@ -15,7 +15,7 @@ use screen::web::stage::{
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::sound::serve_with;
+use crate::stage::serve_with;
 use crate::{CONNECTED, album, browser, runs_here};
 
 /// A screen whose host has USB devices.
@@ -59,7 +59,8 @@ fn api(orders: &Orders) -> ExtraRoutes {
     let ordered = move |text: String| async move {
         let given: Value = serde_json::from_str(&text).unwrap();
         if given["attach_host"]["device"] == "hostbus=2,hostport=3" {
-            return (StatusCode::CONFLICT, "no permission\n").into_response();
+            let refusal = json!({ "error": "no permission" }).to_string();
+            return (StatusCode::CONFLICT, refusal).into_response();
         }
         order.lock().unwrap().push(given);
         Response::new("{}".into())

@@ -17,8 +17,7 @@ use crate::{BOOT, SOON, WORK};
 
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "virtio_console"];
 /// Starts an X server without a screen, and both parts of the agent, which finds its port as udev
-/// names it. The daemon cannot ask
-/// systemd for the session (-X), and needs no tablet (-f).
+/// names it. The daemon cannot ask systemd for the session (-X), and needs no tablet (-f).
 const START: &str = r"
 set -e
 mkdir -p /tools

@@ -402,6 +402,7 @@ impl MainLoop {
     fn status(&self) -> Value {
         let disks = self.machine.shared().disks.all();
         let links = self.machine.shared().links.all();
+        let clipboard = &self.machine.shared().clipboard;
         json!({
             "state": self.state(),
             "resets": self.resets.count,
@@ -416,7 +417,8 @@ impl MainLoop {
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
-            "clipboard": self.machine.shared().clipboard.has_agent(),
+            // null without a port for the agent.
+            "clipboard": clipboard.has_port().then(|| clipboard.has_agent()),
             "lights": self.machine.shared().input.lights(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })

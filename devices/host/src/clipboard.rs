@@ -51,6 +51,11 @@ impl Hub {
         self.state().agent.takes_texts()
     }
 
+    /// Whether the machine has a port for the agent.
+    pub fn has_port(&self) -> bool {
+        self.state().bell.is_some()
+    }
+
     /// A viewer copied a text.
     pub fn offer(&self, text: &str) {
         let mut state = self.state();

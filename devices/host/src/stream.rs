@@ -201,7 +201,9 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
             let input = Input::Socket(ListeningSocket::new(path)?, client.clone());
             (Box::new(SocketOutput(client)), Some(input))
         }
-        Stream::Clipboard => bail!("clipboard: only a virtio-serial port leads to the clipboard"),
+        Stream::Clipboard => {
+            bail!("`clipboard` cannot be used here: write `--device virtio-serial,to=clipboard`")
+        }
     })
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::{fmt, mem};
 
@@ -36,7 +36,13 @@ pub struct Window {
     seat: Arc<Seat>,
     spaces: Arc<Spaces>,
     hypervisor: Arc<dyn Hypervisor>,
+    /// The address, or [`NOWHERE`]. Apart from the placement, whose lock is held over changes of
+    /// memory, which take milliseconds.
+    place: AtomicU64,
 }
+
+/// No window begins there: its end would be beyond the address space.
+const NOWHERE: u64 = u64::MAX;
 
 /// The placements of all windows, under one lock, because a move changes its neighbours.
 pub(super) type Placements = BTreeMap<u64, Placement>;
@@ -151,7 +157,8 @@ impl Window {
         let new = Placement { kind, size, region, seat: owner, at: None, bells, mapping: None };
         windows.insert(key, new);
         drop(windows);
-        Self { kind, size, region, key, seat, spaces, hypervisor }
+        let place = AtomicU64::new(NOWHERE);
+        Self { kind, size, region, key, seat, spaces, hypervisor, place }
     }
 
     fn windows(&self) -> MutexGuard<'_, Placements> {
@@ -164,7 +171,7 @@ impl Window {
 
     /// The present address, if the window is on the bus.
     pub fn at(&self) -> Option<u64> {
-        self.own(&mut self.windows()).at
+        Some(self.place.load(Ordering::Acquire)).filter(|at| *at != NOWHERE)
     }
 
     /// Moves the window, or removes it from the bus. It may overlap others.
@@ -177,6 +184,7 @@ impl Window {
             return;
         }
         own.at = at;
+        self.place.store(at.unwrap_or(NOWHERE), Ordering::Release);
         let new = own.range();
         let space = self.spaces.of(self.kind);
         if old.is_some() {

@@ -156,7 +156,9 @@ impl Bochs {
         let window = slot.bar(FRAME_BUFFER).clone();
         let Monitor { describe, mode } = monitor;
         let edid = describe(mode, window.size, serial);
-        let edid = edid.with_context(|| format!("mode={mode}: too large for an EDID"))?;
+        let edid = edid.with_context(|| {
+            format!("mode={mode}: too large for this display: write a smaller one, as 3840x2160")
+        })?;
         let picture = grants.shared().hypervisor.backing(window.size, GuestAccess::Tracked)?;
         window.set_backing(picture.clone());
         let screen = Arc::new(Screen {

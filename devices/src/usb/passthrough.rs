@@ -324,8 +324,8 @@ impl State {
             self.request = ControlRequest::default();
             return;
         }
-        // Data that has arrived is not lost, unless an order is under way: the transfer ends with
-        // it.
+        // The transfer ends with the data that has arrived. While an order is under way, that data
+        // is lost.
         for tag in self.pipes.tags_of(endpoint) {
             self.discard(tag);
         }
@@ -444,10 +444,14 @@ impl Function for Host {
         let mut state = self.0.state();
         state.cancel_all();
         state.collect(&self.0.events);
-        (state.memory, state.orders) = (None, None);
+        state.memory = None;
         state.request = ControlRequest::default();
         // A control request is repeated after `run`.
         state.done.retain(|it| it.endpoint != CONTROL);
+        let orders = state.orders.take();
+        // Outside of the lock, because the thread may carry out an order.
+        drop(state);
+        drop(orders);
         Saved::default()
     }
 

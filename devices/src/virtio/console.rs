@@ -184,7 +184,6 @@ impl Virtio for Console {
             guest_has_room: false,
             queues,
         };
-        server.channel.guest_listens(server.state.open);
         server.resume();
         self.thread = Some(Thread::spawn(server)?);
         Ok(())

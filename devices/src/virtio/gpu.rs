@@ -18,9 +18,10 @@
 //!
 //! Threats: the guest chooses identifiers, sizes, rectangles, and lists of pages, and changes the
 //! pages while viewers read. Sizes are limited by the frame buffer, the number of resources by
-//! [`resource::MAX_RESOURCES`], their lists together by [`resource::MAX_EXTENTS`]: about 4 MiB for
-//! everything. The lists are unchecked until they are used, by [`Memory`]. A viewer reads at most
-//! the picture, however often the guest flushes.
+//! [`resource::MAX_RESOURCES`], their lists together by [`resource::MAX_EXTENTS`]: at most 8 MiB
+//! with a request that is read. The parts of a list are not smaller than pages, so that viewers
+//! are not slowed down. The lists are unchecked until they are used, by [`Memory`]. A viewer
+//! reads at most the picture, however often the guest flushes.
 
 mod command;
 mod cursor;

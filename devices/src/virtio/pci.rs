@@ -568,9 +568,9 @@ impl Device for Transport {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<Registers> = saved.take()?;
-        let registers = saved.unwrap_or_else(|| Registers::new(&self.identity));
+        let mut registers = saved.unwrap_or_else(|| Registers::new(&self.identity));
         self.check(&registers)?;
-        self.device.restore(registers.device.clone())?;
+        self.device.restore(std::mem::take(&mut registers.device))?;
         self.power_on(&registers);
         self.registers = registers;
         if self.registers.status & DRIVER_OK != 0 && !self.signal.is_broken() {

@@ -138,7 +138,7 @@ static int exchange(const Flow *flow, PNET_BUFFER_LIST list)
 }
 
 /* What Windows' stack does before it uses offloads. */
-int offloads_on(void)
+int offloads_enable(void)
 {
     NDIS_OFFLOAD_ENCAPSULATION it = {0};
     if (!option("offloads"))
@@ -169,11 +169,16 @@ void flow_ask(PNET_BUFFER_LIST list, const Flow *flow)
     NET_BUFFER_LIST_INFO(list, TcpIpChecksumNetBufferListInfo) = info.Value;
 }
 
+static int is_verified(NDIS_TCP_IP_CHECKSUM_NET_BUFFER_LIST_INFO info, const Flow *flow)
+{
+    return flow->udp ? info.Receive.UdpChecksumSucceeded : info.Receive.TcpChecksumSucceeded;
+}
+
 int flow_is_right(PNET_BUFFER_LIST list, const Flow *flow)
 {
     NDIS_TCP_IP_CHECKSUM_NET_BUFFER_LIST_INFO info = {
         .Value = NET_BUFFER_LIST_INFO(list, TcpIpChecksumNetBufferListInfo)};
-    return flow->udp ? info.Receive.UdpChecksumSucceeded : info.Receive.TcpChecksumSucceeded;
+    return is_verified(info, flow);
 }
 
 static int checksum_of(const Flow *flow, u32 payload)
@@ -183,14 +188,13 @@ static int checksum_of(const Flow *flow, u32 payload)
     PNET_BUFFER_LIST list = packet_new(frame, frame_length, &TWO);
     flow_ask(list, flow);
     int good = exchange(flow, list);
-    int known = flow->udp ? back_checksum.Receive.UdpChecksumSucceeded
-                          : back_checksum.Receive.TcpChecksumSucceeded;
+    int known = is_verified(back_checksum, flow);
     return good && known && (flow->v6 || fold(add(0, back + HEADER, IPV4_LENGTH)) == 0xffff);
 }
 
 void check_checksums(void)
 {
-    if (!offloads_on())
+    if (!offloads_enable())
         return;
     for (u32 i = 0; i < sizeof FLOWS / sizeof *FLOWS; i++) {
         u32 good = 0, all = 0;

@@ -117,7 +117,7 @@ VOID NdisFreeRWLock(PNDIS_RW_LOCK_EX lock)
 {
     count_if(lock->holders != 0, &mistakes.locks);
     pool_free(lock);
-    in_use--;
+    __atomic_fetch_sub(&in_use, 1, __ATOMIC_RELAXED);
 }
 
 static int try_rw(PNDIS_RW_LOCK_EX lock, int write)

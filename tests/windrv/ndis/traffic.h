@@ -62,7 +62,7 @@ void flow_ask(PNET_BUFFER_LIST, const Flow *);
 /* Whether the driver says that the checksum of a received packet is right. */
 int flow_is_right(PNET_BUFFER_LIST, const Flow *);
 /* With `offloads=on`: what Windows' stack does before it uses offloads. */
-int offloads_on(void);
+int offloads_enable(void);
 
 /* The checks. */
 void check_identity(void);

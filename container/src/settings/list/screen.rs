@@ -6,7 +6,8 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// How the screen is shown: `web` (in browsers, and by VNC if VNC_PORT is set), `vnc`,
     /// `disabled` (the guest has a display that is not shown) or `none` (no display).
     translated "DISPLAY" = "web" (screen.display);
-    /// The display adapter of the guest.
+    /// The display adapter of the guest: `std`, `virtio` (its size follows the viewer's window, if
+    /// the guest has its driver) or `none`.
     translated "VGA" = "std" (screen.adapter);
     /// The port for VNC viewers, which connect without TLS. By default the pod does not listen for
     /// them, unless DISPLAY is `vnc` or COMPAT is `dockur` (then at 5900). Their password is

@@ -7,9 +7,12 @@
 //!
 //! Threats: the guest controls every byte. A message that is longer than a text of
 //! [`MAX_TEXT_BYTES`] is skipped without being stored. Messages to the guest are made when it reads
-//! them: whatever it asks for is a flag or a counter ([`MAX_REPLIES`]) until then.
+//! them: whatever it asks for is a flag or a counter ([`MAX_REPLIES`]) until then. It cannot flood
+//! viewers: only requested texts reach them, and [`REQUESTS`] limits those.
 
+use std::collections::VecDeque;
 use std::mem::take;
+use std::time::{Duration, Instant};
 
 use super::MAX_TEXT_BYTES;
 
@@ -43,6 +46,9 @@ const OURS: u32 = BY_DEMAND | SELECTION | HAS_MAX_CLIPBOARD;
 /// The clipboard of Ctrl-C, unlike X11's selection.
 const MAIN: u32 = 0;
 const UTF8_TEXT: u32 = 1;
+/// The number of texts that are requested from the guest in this time. People copy less often, and
+/// each text makes all viewers busy.
+const REQUESTS: (usize, Duration) = (16, Duration::from_secs(4));
 /// Requests that are answered if the guest reads no reply in between.
 const MAX_REPLIES: u8 = 16;
 
@@ -54,8 +60,10 @@ pub struct Agent {
     capabilities: u32,
     /// The text that a viewer copied last, as the guest expects it.
     offered: String,
-    /// A text was requested from the guest, and has not arrived.
+    /// A text was requested from the guest, which has read the request, and has not arrived.
     requested: bool,
+    /// When texts were requested lately.
+    requests: VecDeque<Instant>,
     due: Due,
     /// The chunks of one message, and the bytes of it that were read already.
     out: Vec<u8>,
@@ -160,8 +168,20 @@ impl Agent {
             message(CLIPBOARD, &[selection, &text, self.offered.as_bytes()])
         } else {
             due.request = false;
+            self.requested = true;
             message(REQUEST, &[selection, &text])
         }
+    }
+
+    /// Counts a request, unless there were too many.
+    fn may_request(&mut self) -> bool {
+        let now = Instant::now();
+        while self.requests.pop_front_if(|it| now.duration_since(*it) > REQUESTS.1).is_some() {}
+        let may = self.requests.len() < REQUESTS.0;
+        if may {
+            self.requests.push_back(now);
+        }
+        may
     }
 
     /// Takes bytes of the guest. Returns the texts that it copied.
@@ -196,7 +216,7 @@ impl Agent {
         match kind {
             GRAB => {
                 let text = body.chunks_exact(4).any(|it| it == UTF8_TEXT.to_le_bytes());
-                (self.due.request, self.requested) = (text, text);
+                (self.due.request, self.requested) = (text && self.may_request(), false);
                 // Its own text has replaced the viewer's.
                 (self.due.grab, self.offered) = (false, String::new());
                 None

@@ -104,7 +104,8 @@ pub trait Handle: Send + Sync {
     fn discard(&self, tag: u64);
     /// `None` if nothing has completed. An error if the device is gone.
     fn reap(&self) -> io::Result<Option<Ended>>;
-    /// Called on another thread than the other methods.
+    /// Called on other threads than the other methods. Orders wait for each other, and after
+    /// `Release` there are none.
     fn order(&self, order: Order) -> io::Result<()>;
     /// A file descriptor that is writable (as epoll says it) when there is something to reap.
     fn event(&self) -> BorrowedFd<'_>;
@@ -201,6 +202,8 @@ pub struct Device {
     // Dropped after the file: the kernel then knows none of these addresses.
     urbs: Mutex<BTreeMap<usize, InFlight>>,
     state: Mutex<State>,
+    /// Locked while an order is carried out. True once the device is given back.
+    released: Mutex<bool>,
 }
 
 /// The state in which the orders left the device.
@@ -218,7 +221,8 @@ impl Device {
         let mut bytes = vec![0; MAX_DESCRIPTORS];
         let length = file.read_at(&mut bytes, 0).context("the descriptors of a USB device")?;
         let descriptors = Descriptors::read(&bytes[..length]);
-        let device = Self { file, descriptors, urbs: Mutex::default(), state: Mutex::default() };
+        let (urbs, state, released) = Default::default();
+        let device = Self { file, descriptors, urbs, state, released };
         let speed = match device.ioctl(GET_SPEED, ptr::null_mut::<c_int>()) {
             Ok(1) => Speed::Low,
             Ok(2) => Speed::Full,
@@ -400,12 +404,17 @@ impl Handle for Device {
     }
 
     fn order(&self, order: Order) -> io::Result<()> {
+        let mut released = self.released.lock().expect("no order panicked");
+        if *released {
+            return Err(Errno::NODEV.into());
+        }
         match order {
             Order::Reset => self.ioctl(RESET, ptr::null_mut::<c_int>()).map(|_| ()),
             Order::Configure(value) => self.configure(value),
             Order::Alternate(interface, setting) => self.alternate(interface, setting),
             Order::Clear(endpoint) => self.number(CLEAR_HALT, endpoint),
             Order::Release => {
+                *released = true;
                 self.release();
                 Ok(())
             }

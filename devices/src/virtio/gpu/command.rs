@@ -1,6 +1,6 @@
 //! The commands of both queues (VIRTIO 1.3, 5.7.6), and their answers.
 
-use super::resource::{Failure, Pages, Rectangle};
+use super::resource::{Extents, Failure, Rectangle};
 use super::screen::Screen;
 use crate::virtio::{Chain, length};
 use host::memory::Memory;
@@ -57,7 +57,7 @@ impl Request<'_> {
     }
 
     /// Reads `virtio_gpu_mem_entry`s, at most `room` of them.
-    fn pages(&mut self, count: u32, room: usize) -> Result<Pages, Failure> {
+    fn extents(&mut self, count: u32, room: usize) -> Result<Extents, Failure> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count > room {
             return Err(Failure::OutOfMemory);
@@ -65,15 +65,15 @@ impl Request<'_> {
         let mut bytes = vec![0; count * 16];
         let read = self.memory.gather(&self.chain.readable, &mut bytes);
         read.map_err(|_| Failure::Unspecified)?;
-        let mut pages = Pages::default();
+        let mut extents = Extents::default();
         for entry in bytes.as_chunks::<16>().0 {
             let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *entry;
             let address = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-            if !pages.push(address, u32::from_le_bytes([i, j, k, l]).into()) {
+            if !extents.push(address, u32::from_le_bytes([i, j, k, l]).into()) {
                 return Err(Failure::Parameter);
             }
         }
-        Ok(pages)
+        Ok(extents)
     }
 }
 
@@ -130,12 +130,12 @@ fn execute(screen: &Screen, command: u32, request: &mut Request<'_>) -> Result<A
         RESOURCE_ATTACH_BACKING => {
             let [id, count] = request.words()?;
             let room = screen.with(|state, _| state.room(id))?;
-            let pages = request.pages(count, room)?;
-            screen.with(|state, _| state.set_pages(id, pages))?;
+            let extents = request.extents(count, room)?;
+            screen.with(|state, _| state.set_extents(id, extents))?;
         }
         RESOURCE_DETACH_BACKING => {
             let [id, _] = request.words()?;
-            screen.with(|state, _| state.set_pages(id, Pages::default()))?;
+            screen.with(|state, _| state.set_extents(id, Extents::default()))?;
         }
         _ => return Err(Failure::Unspecified),
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::ensure;
+use host::display::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// Linux creates one for each frame buffer of a program, and some for pointers.
@@ -82,9 +83,9 @@ struct Extent {
 /// The memory of a resource, as the guest gave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
-pub(super) struct Pages(Vec<Extent>);
+pub(super) struct Extents(Vec<Extent>);
 
-impl Pages {
+impl Extents {
     /// Adds memory at the end. Returns false if the address is invalid.
     pub(super) fn push(&mut self, address: u64, length: u64) -> bool {
         let last = self.0.last().copied();
@@ -102,6 +103,13 @@ impl Pages {
 
     pub(super) fn count(&self) -> usize {
         self.0.len()
+    }
+
+    /// Whether a picture has few parts: those between the first and the last are whole pages or
+    /// more, as with all drivers.
+    pub(super) fn is_coarse(&self) -> bool {
+        let middle = self.0.get(1..self.0.len().saturating_sub(1)).unwrap_or_default();
+        middle.iter().all(|it| it.length >= PAGE_BYTES)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -127,35 +135,35 @@ impl Pages {
     }
 }
 
-impl From<Pages> for Vec<(u64, u64)> {
-    fn from(pages: Pages) -> Self {
-        pages.0.iter().map(|it| (it.address, it.length)).collect()
+impl From<Extents> for Vec<(u64, u64)> {
+    fn from(extents: Extents) -> Self {
+        extents.0.iter().map(|it| (it.address, it.length)).collect()
     }
 }
 
-impl TryFrom<Vec<(u64, u64)>> for Pages {
+impl TryFrom<Vec<(u64, u64)>> for Extents {
     type Error = anyhow::Error;
 
     fn try_from(list: Vec<(u64, u64)>) -> anyhow::Result<Self> {
-        let mut pages = Self::default();
+        let mut extents = Self::default();
         for (address, length) in list {
-            ensure!(pages.push(address, length), "{length:#x} bytes at {address:#x}");
+            ensure!(extents.push(address, length), "{length:#x} bytes at {address:#x}");
         }
-        Ok(pages)
+        Ok(extents)
     }
 }
 
 /// Where the blue, green and red bytes of a pixel are, by format (5.7.6.7,
 /// `enum virtio_gpu_formats`).
 const FORMATS: [(u32, [usize; 3]); 8] = [
-    (1, [0, 1, 2]),
-    (2, [0, 1, 2]),
-    (3, [3, 2, 1]),
-    (4, [3, 2, 1]),
-    (67, [2, 1, 0]),
-    (68, [1, 2, 3]),
-    (121, [1, 2, 3]),
-    (134, [2, 1, 0]),
+    (1, [0, 1, 2]),   // B8G8R8A8
+    (2, [0, 1, 2]),   // B8G8R8X8
+    (3, [3, 2, 1]),   // A8R8G8B8
+    (4, [3, 2, 1]),   // X8R8G8B8
+    (67, [2, 1, 0]),  // R8G8B8A8
+    (68, [1, 2, 3]),  // X8B8G8R8
+    (121, [1, 2, 3]), // A8B8G8R8
+    (134, [2, 1, 0]), // R8G8B8X8
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -163,7 +171,7 @@ pub(super) struct Resource {
     pub(super) width: u32,
     pub(super) height: u32,
     format: u32,
-    pub(super) pages: Pages,
+    pub(super) extents: Extents,
 }
 
 impl Resource {
@@ -217,7 +225,7 @@ impl Resources {
         if id == 0 || self.0.contains_key(&id) {
             return Err(Failure::Resource);
         }
-        let resource = Resource { width, height, format, pages: Pages::default() };
+        let resource = Resource { width, height, format, extents: Extents::default() };
         resource.check(limit)?;
         if self.0.len() >= MAX_RESOURCES {
             return Err(Failure::OutOfMemory);
@@ -235,21 +243,25 @@ impl Resources {
     }
 
     /// Replaces the memory of a resource.
-    pub(super) fn set_pages(&mut self, id: u32, pages: Pages) -> Result<(), Failure> {
-        self.0.get_mut(&id).ok_or(Failure::Resource)?.pages = pages;
+    pub(super) fn set_extents(&mut self, id: u32, extents: Extents) -> Result<(), Failure> {
+        let resource = self.0.get_mut(&id).ok_or(Failure::Resource)?;
+        if !extents.is_coarse() {
+            return Err(Failure::Parameter);
+        }
+        resource.extents = extents;
         Ok(())
     }
 
     /// The number of extents that can still be added.
     pub(super) fn room(&self) -> usize {
-        MAX_EXTENTS.saturating_sub(self.0.values().map(|it| it.pages.count()).sum())
+        MAX_EXTENTS.saturating_sub(self.0.values().map(|it| it.extents.count()).sum())
     }
 
     /// Checks a saved state.
     pub(super) fn check(&self, limit: u64) -> anyhow::Result<()> {
         let count = self.0.len();
         ensure!(count <= MAX_RESOURCES && !self.0.contains_key(&0), "{count} resources");
-        let extents: usize = self.0.values().map(|it| it.pages.count()).sum();
+        let extents: usize = self.0.values().map(|it| it.extents.count()).sum();
         ensure!(extents <= MAX_EXTENTS, "{extents} extents");
         for (id, resource) in &self.0 {
             let Resource { width, height, .. } = resource;

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::cursor::{self, Pointer};
-use super::resource::{Failure, Pages, Rectangle, Resource, Resources};
+use super::resource::{Extents, Failure, Rectangle, Resource, Resources};
 use crate::bus::Window;
 use crate::bytes::Bytes;
 use crate::device::Saved;
@@ -50,12 +50,12 @@ impl State {
 
     /// The number of extents that the list of this resource may have.
     pub(super) fn room(&self, id: u32) -> Result<usize, Failure> {
-        let attached = !self.resources.get(id)?.pages.is_empty();
+        let attached = !self.resources.get(id)?.extents.is_empty();
         if attached { Err(Failure::Unspecified) } else { Ok(self.resources.room()) }
     }
 
-    pub(super) fn set_pages(&mut self, id: u32, pages: Pages) -> Result<(), Failure> {
-        self.resources.set_pages(id, pages)
+    pub(super) fn set_extents(&mut self, id: u32, extents: Extents) -> Result<(), Failure> {
+        self.resources.set_extents(id, extents)
     }
 
     /// Viewers read the guest's memory, where pixels have natural offsets.
@@ -66,7 +66,7 @@ impl State {
         offset: u64,
     ) -> Result<(), Failure> {
         let resource = self.resources.get(id)?;
-        if resource.pages.is_empty() {
+        if resource.extents.is_empty() {
             return Err(Failure::Resource);
         }
         let natural = resource.contains(rectangle) && resource.offset(rectangle) == offset;
@@ -192,7 +192,7 @@ impl Screen {
         let sized = |it: &&Resource| (it.width, it.height) == (cursor::SIDE, cursor::SIDE);
         let image = resource.filter(sized).map(|resource| {
             let mut image = Box::<Bytes<{ cursor::BYTES }>>::default();
-            resource.pages.read(0, &mut image[..], |address, part| self.fetch(address, part));
+            resource.extents.read(0, &mut image[..], |address, part| self.fetch(address, part));
             resource.convert(&mut image[..]);
             image
         });
@@ -268,7 +268,7 @@ impl Scanout for Screen {
             return self.linear.read(offset, data);
         }
         let Some((resource, mode)) = inner.state.shown() else { return };
-        resource.pages.read(offset, data, |address, part| self.fetch(address, part));
+        resource.extents.read(offset, data, |address, part| self.fetch(address, part));
         resource.convert(data);
         inner.state.pointer.draw(&mode, offset, data);
     }

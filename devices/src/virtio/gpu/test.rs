@@ -13,6 +13,7 @@ const BAR2: u64 = 0xc200_0000;
 const DISPI: u64 = BAR2 + 0x500;
 /// Memory of the tests' resources, beyond the driver's own.
 const PIXELS: u64 = 8 << 20;
+const PAGE: u32 = 4096;
 const RAM: usize = 16 << 20;
 
 const OK: u32 = 0x1100;
@@ -126,7 +127,7 @@ fn matches_the_ids_and_bars_that_drivers_expect() {
     for (mode, memory, words) in [
         ("1280x800", 256 << 20, "from 4M to 128M"),
         ("1920x1080", 4 << 20, "needs memory=8M"),
-        ("4096x480", 32 << 20, "too large for an EDID"),
+        ("4096x480", 32 << 20, "write a smaller one"),
     ] {
         let config = Config { mode: mode.parse().unwrap(), memory: Size(memory), slot: None };
         let built = Bench::new(4096).board.add("gpu", |grants| config.build(grants));
@@ -327,18 +328,24 @@ fn resources_and_their_lists_are_limited() {
     done(&mut driver, 0x101, &[most + 1, 2, 1, 1]);
     // Half of all extents, none adjacent to the next.
     let half = u32::try_from(MAX_EXTENTS / 2).unwrap();
-    let list: Vec<_> = (0..half).flat_map(|at| [2 * at * 16, 0, 16, 0]).collect();
+    let list: Vec<_> = (0..half).flat_map(|at| [2 * at * PAGE, 0, PAGE, 0]).collect();
     for id in [1, 2] {
         done(&mut driver, 0x106, &[&[id, half][..], &list].concat());
     }
     assert_eq!(answer(&mut driver, 0x106, &[3, 1, 0, 0, 16, 0]), OUT_OF_MEMORY);
     done(&mut driver, 0x107, &[1, 0]);
     done(&mut driver, 0x106, &[3, 1, 0, 0, 16, 0]);
+    // Parts that are smaller than pages would make a picture slow, unless they are at an end.
+    for (middle, code) in [(PAGE, OK), (16, INVALID_PARAMETER)] {
+        let list = [6, 3, 0, 0, 16, 0, 2 * PAGE, 0, middle, 0, 8 * PAGE, 0, 16, 0];
+        assert_eq!(answer(&mut driver, 0x106, &list), code);
+        done(&mut driver, 0x107, &[6, 0]);
+    }
     // Adjacent pages count once, as the list is stored.
     let list: Vec<_> = (0..half - 1).flat_map(|at| [at * 16, 0, 16, 0]).collect();
     done(&mut driver, 0x106, &[&[4, half - 1][..], &list].concat());
     let saved = serde_json::to_value(bench.board.park()).unwrap();
-    let stored = &saved[0][1]["device"][1]["device"]["resources"]["4"]["pages"];
+    let stored = &saved[0][1]["device"][1]["device"]["resources"]["4"]["extents"];
     assert_eq!(stored, &serde_json::json!([[0, (half - 1) * 16]]));
 }
 

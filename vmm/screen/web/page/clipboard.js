@@ -2,6 +2,8 @@
 import { keepText, remember, remembered, showToast } from "./page.js";
 
 const $ = (id) => document.getElementById(id);
+// As MAX_TEXT_BYTES of the host.
+const MAX_BYTES = 1 << 20;
 
 // Connects the menu. `viewer` gives noVNC's connection, or null while nothing can be sent.
 export function agentClipboard(viewer, tell) {
@@ -16,9 +18,11 @@ export function agentClipboard(viewer, tell) {
   let there = false;
   async function find() {
     const answer = await fetch("machine", { cache: "no-store" }).catch(() => null);
-    there = answer?.ok ? Boolean((await answer.json()).clipboard) : there;
+    const state = answer?.ok ? (await answer.json()).clipboard : there;
+    there = state === true;
     $("paste").disabled = !there;
-    $("no-agent").hidden = there;
+    $("no-agent").hidden = there || state === null;
+    $("no-port").hidden = state !== null;
     return there;
   }
 
@@ -27,8 +31,10 @@ export function agentClipboard(viewer, tell) {
     if (!viewer() || !$("share").checked || !await find()) {
       return;
     }
-    const text = await navigator.clipboard.readText().catch(() => "");
-    if (text && text !== shared) {
+    const text = await navigator.clipboard.readText().catch(() => null);
+    if (text === null) {
+      tell("The browser does not let this page read the clipboard: paste the text here, and press “Send”.");
+    } else if (text && text !== shared) {
       offer(text);
     }
   }
@@ -39,9 +45,16 @@ export function agentClipboard(viewer, tell) {
       find();
     }
   });
-  $("paste").addEventListener("click", () => {
-    offer($("text").value);
-    tell(`Sent to the machine's clipboard: ${shared.length} characters.`);
+  $("paste").addEventListener("click", async () => {
+    const text = $("text").value;
+    if (new TextEncoder().encode(text).length > MAX_BYTES) {
+      tell("Not sent: the text is longer than 1 MiB.");
+    } else if (!await find() || !viewer()) {
+      tell("Not sent: the machine does not take it now.");
+    } else {
+      offer(text);
+      tell(`Sent to the machine's clipboard: ${[...text].length} characters.`);
+    }
   });
   $("share").checked = remembered("share", "no") === "yes";
   $("share").parentElement.hidden = !navigator.clipboard?.readText;

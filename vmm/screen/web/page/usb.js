@@ -9,7 +9,7 @@ export function usbMenu(menu) {
     const post = order && { method: "POST", body: JSON.stringify(order), headers: { "Content-Type": "application/json" } };
     const answer = await fetch(API, { cache: "no-store", ...post }).catch(() => null);
     if (!answer?.ok) {
-      told.textContent = answer ? (await answer.text()).trim() : "The host cannot be reached.";
+      told.textContent = answer ? reason((await answer.text()).trim()) : "The host cannot be reached.";
       return null;
     }
     return answer.json();
@@ -50,6 +50,15 @@ export function usbMenu(menu) {
       show();
     }
   });
+}
+
+// The API refuses with JSON, the gate with text.
+function reason(text) {
+  try {
+    return JSON.parse(text).error ?? text;
+  } catch {
+    return text;
+  }
 }
 
 function hex(number) {

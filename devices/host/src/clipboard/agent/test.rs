@@ -97,6 +97,23 @@ fn unasked_texts_other_clipboards_and_other_formats_are_ignored() {
 }
 
 #[test]
+fn viewers_get_a_limited_number_of_texts() {
+    let bench = bench();
+    let mut guest = GuestAgent::start(&bench.hub, WINDOWS);
+    for _ in 0..3 * REQUESTS.0 {
+        guest.copy(b"text");
+    }
+    assert_eq!(bench.copied().len(), REQUESTS.0);
+    bench.hub.state().agent.requests.iter_mut().for_each(|it| *it -= 2 * REQUESTS.1);
+    guest.copy(b"later");
+    assert_eq!(bench.copied(), ["later"]);
+    // Without having read the request.
+    guest.send(GRAB, &UTF8_TEXT.to_le_bytes());
+    guest.send(CLIPBOARD, &[&UTF8_TEXT.to_le_bytes()[..], b"early"].concat());
+    assert!(bench.copied().is_empty());
+}
+
+#[test]
 fn a_guest_that_asks_without_reading_costs_nothing() {
     let bench = bench();
     let mut guest = GuestAgent::start(&bench.hub, LINUX);
