@@ -20,8 +20,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK)
 }
 
-/// Opens a file or a block device. Does not follow links, whose target may belong to
-/// others.
+/// Opens a file or a block device. Does not follow links, whose target may belong to others.
 pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_as(path, options, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }

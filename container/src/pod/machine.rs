@@ -237,8 +237,7 @@ fn display((width, height): (u32, u32), adapter: Screen) -> Present {
         return Present { adapter: vmm::config::Adapter::Virtio, mode, ..Present::default() };
     }
     let mode = Resolution::nearest(width, height);
-    let bytes = u64::from(mode.width()) * u64::from(mode.height()) * 4;
-    let memory = Size(bochs::Config::default().memory.0.max(bytes.next_power_of_two()));
+    let memory = Size(bochs::Config::default().memory.0.max(mode.bytes().next_power_of_two()));
     Present { mode: Some(mode), memory: Some(memory), ..Present::default() }
 }
 

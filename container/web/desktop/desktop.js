@@ -3,7 +3,7 @@
 import { Backend, displayControl, init } from "./ironrdp/iron-remote-desktop-rdp.js";
 import { clipboardOf, filesOf, printerExtensions } from "./clipboard.js";
 import { inputOf } from "./input.js";
-import { fullScreenAndMenus, remember, remembered, showToast } from "./page.js";
+import { fullScreenAndMenus, refusal, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
 
 const $ = (id) => document.getElementById(id);
@@ -355,7 +355,7 @@ $("trust").addEventListener("click", async () => {
   const head = { method: "POST", headers: { "Content-Type": "application/json" }, body };
   const answer = await fetch("desktop/trust", head).catch(() => null);
   if (!answer?.ok) {
-    showToast(answer ? (await answer.text()).trim() : "The host cannot be reached.");
+    showToast(await refusal(answer));
   }
   connect();
 });

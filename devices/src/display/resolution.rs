@@ -42,7 +42,7 @@ impl Resolution {
     }
 
     /// The size of a picture in bytes.
-    pub(crate) fn bytes(self) -> u64 {
+    pub fn bytes(self) -> u64 {
         u64::from(self.width) * u64::from(self.height) * 4
     }
 }

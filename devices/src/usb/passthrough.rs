@@ -27,7 +27,6 @@ use host::memory::Memory;
 use host::usb::usbfs::{self, Handle, Order};
 use host::usb::{Filter, usbfs::Device as HostDevice};
 use rustix::event::epoll;
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use self::orders::Orders;
@@ -180,10 +179,8 @@ impl Shared {
 }
 
 fn watch(events: &OwnedFd, event: BorrowedFd<'_>, flags: epoll::EventFlags) -> anyhow::Result<()> {
-    match epoll::add(events, event, epoll::EventData::new_u64(0), flags) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(error) => Err(error).context("an event of a USB device"),
-    }
+    let added = epoll::add(events, event, epoll::EventData::new_u64(0), flags);
+    added.context("an event of a USB device")
 }
 
 struct State {
@@ -337,11 +334,12 @@ impl State {
     /// Reaps orders and URBs.
     fn collect(&mut self, events: &OwnedFd) {
         self.collect_orders();
-        if let Err(error) = self.watch(events, !self.is_waiting()) {
+        let free = !self.is_waiting();
+        if let Err(error) = self.watch(events, free) {
             tracing::debug!("{error:#}");
             return self.lose(events);
         }
-        if !self.is_waiting() {
+        if free {
             self.collect_urbs(events);
         }
     }

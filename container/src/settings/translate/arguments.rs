@@ -68,6 +68,7 @@ pub struct Drive {
 const MAX_ENTRIES: usize = 64;
 /// The maximum number of listeners, each of which has a few clients.
 const MAX_MONITORS: usize = 8;
+
 /// The USB device of QEMU's options.
 pub fn usb_filter(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Filter> {
     fn number<T: TryFrom<u32>>(key: &str, text: &str) -> anyhow::Result<T> {

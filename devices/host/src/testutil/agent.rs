@@ -79,8 +79,13 @@ impl GuestAgent {
         }
         self.received.drain(..at);
         let kind = number(&message[4..])?;
-        let clipboard = matches!(kind, 4 | 7..=9) && self.capabilities & 1 << 6 != 0;
-        Some((kind, message.split_off(if clipboard { 24 } else { 20 })))
+        Some((kind, message.split_off(20 + self.selection(kind).len())))
+    }
+
+    /// The number of the clipboard of Ctrl-C, if messages of this type have one.
+    fn selection(&self, kind: u32) -> &'static [u8] {
+        let selects = matches!(kind, 4 | 7..=9) && self.capabilities & 1 << 6 != 0;
+        if selects { &[0; 4] } else { &[] }
     }
 
     fn handle(&mut self, kind: u32, body: &[u8]) {
@@ -101,8 +106,7 @@ impl GuestAgent {
 
     /// Sends a message to the host, which is about the clipboard of Ctrl-C.
     pub fn send(&mut self, kind: u32, body: &[u8]) {
-        let clipboard = matches!(kind, 4 | 7..=9) && self.capabilities & 1 << 6 != 0;
-        self.send_as_is(kind, &[if clipboard { &[0; 4][..] } else { &[] }, body].concat());
+        self.send_as_is(kind, &[self.selection(kind), body].concat());
     }
 
     pub fn send_as_is(&mut self, kind: u32, body: &[u8]) {

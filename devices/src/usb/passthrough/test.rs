@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use host::usb::usbfs::{Ended, Kind, Urb};
+use rustix::io::Errno;
 use serde_json::json;
 
 use super::*;

@@ -102,7 +102,8 @@ fn execute(screen: &Screen, command: u32, request: &mut Request<'_>) -> Result<A
         GET_EDID => return Ok((OK_EDID, edid(screen, request.words()?)?)),
         RESOURCE_CREATE_2D => {
             let [id, format, width, height] = request.words()?;
-            screen.with(|state, limit| state.create(id, [format, width, height], limit))?;
+            screen
+                .with(|state, limit| state.resources.create(id, [format, width, height], limit))?;
         }
         RESOURCE_UNREF => {
             let [id, _] = request.words()?;
@@ -131,11 +132,11 @@ fn execute(screen: &Screen, command: u32, request: &mut Request<'_>) -> Result<A
             let [id, count] = request.words()?;
             let room = screen.with(|state, _| state.room(id))?;
             let extents = request.extents(count, room)?;
-            screen.with(|state, _| state.set_extents(id, extents))?;
+            screen.with(|state, _| state.resources.set_extents(id, extents))?;
         }
         RESOURCE_DETACH_BACKING => {
             let [id, _] = request.words()?;
-            screen.with(|state, _| state.set_extents(id, Extents::default()))?;
+            screen.with(|state, _| state.resources.set_extents(id, Extents::default()))?;
         }
         _ => return Err(Failure::Unspecified),
     }

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::cursor::{self, Pointer};
-use super::resource::{Extents, Failure, Rectangle, Resource, Resources};
+use super::resource::{Failure, Rectangle, Resource, Resources};
 use crate::bus::Window;
 use crate::bytes::Bytes;
 use crate::device::Saved;
@@ -23,7 +23,7 @@ const EVENT_DISPLAY: u32 = 1;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
-    resources: Resources,
+    pub(super) resources: Resources,
     /// The shown part of a resource.
     scanout: Option<(u32, Rectangle)>,
     /// A driver has shown a resource: the linear frame buffer is not shown any more.
@@ -33,15 +33,6 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn create(
-        &mut self,
-        id: u32,
-        format_and_size: [u32; 3],
-        limit: u64,
-    ) -> Result<(), Failure> {
-        self.resources.create(id, format_and_size, limit)
-    }
-
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Failure> {
         self.resources.remove(id)?;
         self.scanout = self.scanout.filter(|it| it.0 != id);
@@ -52,10 +43,6 @@ impl State {
     pub(super) fn room(&self, id: u32) -> Result<usize, Failure> {
         let attached = !self.resources.get(id)?.extents.is_empty();
         if attached { Err(Failure::Unspecified) } else { Ok(self.resources.room()) }
-    }
-
-    pub(super) fn set_extents(&mut self, id: u32, extents: Extents) -> Result<(), Failure> {
-        self.resources.set_extents(id, extents)
     }
 
     /// Viewers read the guest's memory, where pixels have natural offsets.

@@ -13,7 +13,6 @@ use anyhow::{Context, bail, ensure};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-
 use host::clipboard::MAX_TEXT_BYTES;
 
 /// The only format that we support.

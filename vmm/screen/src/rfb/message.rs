@@ -6,7 +6,6 @@
 //! are limited by their types.
 
 use anyhow::bail;
-
 use host::clipboard::MAX_TEXT_BYTES;
 
 use super::format::PixelFormat;

@@ -22,6 +22,11 @@ export function showToast(text) {
   toastTimer = setTimeout(() => { $("toast").textContent = ""; }, TOAST_TIME);
 }
 
+// The reason why the host refused a request, or did not answer.
+export async function refusal(answer) {
+  return answer ? (await answer.text()).trim() : "The host cannot be reached.";
+}
+
 // Puts a text on the clipboard of this device. Says whether it is there.
 export async function keepText(text) {
   try {

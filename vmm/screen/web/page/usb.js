@@ -1,4 +1,6 @@
 // The USB devices of the host, which are attached to the machine and detached.
+import { refusal } from "./page.js";
+
 const API = "api/v1/usb";
 
 // Fills the menu whenever it opens.
@@ -9,7 +11,7 @@ export function usbMenu(menu) {
     const post = order && { method: "POST", body: JSON.stringify(order), headers: { "Content-Type": "application/json" } };
     const answer = await fetch(API, { cache: "no-store", ...post }).catch(() => null);
     if (!answer?.ok) {
-      told.textContent = answer ? reason((await answer.text()).trim()) : "The host cannot be reached.";
+      told.textContent = reason(await refusal(answer));
       return null;
     }
     return answer.json();

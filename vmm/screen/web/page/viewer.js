@@ -4,7 +4,7 @@ import RFB from "./novnc/core/rfb.js";
 import keysyms from "./novnc/core/input/keysymdef.js";
 import XK from "./novnc/core/input/keysym.js";
 import { agentClipboard } from "./clipboard.js";
-import { fullScreenAndMenus, phoneKeyboard, remember, remembered, showToast } from "./page.js";
+import { fullScreenAndMenus, phoneKeyboard, refusal, remember, remembered, showToast } from "./page.js";
 import { soundButton } from "./sound.js";
 import { usbMenu } from "./usb.js";
 
@@ -532,7 +532,7 @@ async function pressButton(button) {
   $("power-told").textContent = "";
   const answer = await fetch(`machine/${button}`, { method: "POST" }).catch(() => null);
   if (!answer?.ok) {
-    $("power-told").textContent = answer ? (await answer.text()).trim() : "The host cannot be reached.";
+    $("power-told").textContent = await refusal(answer);
     return;
   }
   $("power").hidePopover();
