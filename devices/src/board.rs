@@ -47,6 +47,7 @@ impl Board {
             balloon: Arc::default(),
             smi: Arc::default(),
             usb: Arc::default(),
+            time: Arc::default(),
         };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }

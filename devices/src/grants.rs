@@ -16,6 +16,7 @@ use crate::pci;
 use crate::power::Buttons;
 use crate::resources::Resources;
 use crate::smi;
+use crate::time::Time;
 use crate::usb;
 use host::disk::{Disks, FileId, OnFull, VolumeChange};
 use host::display::Screens;
@@ -78,6 +79,8 @@ pub enum HostSide<'a> {
     None,
     /// The image of a disk that cannot be removed from the machine.
     Image(&'a Path),
+    /// The image in a drive, or of a disk that can be removed.
+    Medium(&'a Path),
     Network(&'a Network),
     Stream(&'a Stream),
 }
@@ -160,6 +163,8 @@ pub struct Shared {
     pub smi: Arc<smi::Negotiation>,
     /// Controllers add ports, and devices are plugged into them.
     pub usb: Arc<usb::Ports>,
+    /// The clocks of the chip set read it.
+    pub time: Arc<Time>,
 }
 
 impl Shared {

@@ -30,6 +30,7 @@ mod scsi;
 mod sleep;
 pub mod smi;
 pub mod testutil;
+pub mod time;
 pub mod usb;
 pub mod virtio;
 pub mod worker;

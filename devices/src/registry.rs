@@ -123,6 +123,14 @@ impl Config {
         if let HostSide::Image(path) = self.host_side() { Some(path) } else { None }
     }
 
+    /// The image of a disk, or in a drive.
+    pub fn file(&self) -> Option<&Path> {
+        match self.host_side() {
+            HostSide::Image(path) | HostSide::Medium(path) => Some(path),
+            HostSide::None | HostSide::Network(_) | HostSide::Stream(_) => None,
+        }
+    }
+
     pub fn network(&self) -> Option<&Network> {
         if let HostSide::Network(network) = self.host_side() { Some(network) } else { None }
     }

@@ -92,7 +92,7 @@ fn the_kernel_reports_dirty_video_pages() {
     {
         config.set(key, text).expect("an option");
     }
-    let built = machine::build(config, Arc::new(|_| {}), Arc::new(|_| {}));
+    let built = machine::build(config, None, Arc::new(|_| {}), Arc::new(|_| {}));
     let mut machine = built.expect("a machine");
     machine.start().expect("threads");
     machine.prepare().expect("power-on");

@@ -115,7 +115,7 @@ fn the_page_shows_the_pointer_and_the_pressed_keys() {
     for (key, text) in [("display", "1280x800"), ("serial", "none"), ("cmdline", "then=halt")] {
         config.set(key, text).expect("an option");
     }
-    let built = machine::build(config, Arc::new(|_| {}), Arc::new(|_| {}));
+    let built = machine::build(config, None, Arc::new(|_| {}), Arc::new(|_| {}));
     let mut machine = built.expect("a machine");
     machine.start().expect("threads");
     machine.prepare().expect("power-on");

@@ -40,6 +40,8 @@ pub struct Guest {
     cmdline: String,
     display: String,
     firmware: Option<(PathBuf, PathBuf)>,
+    /// The value of `--restore`, which replaces all that is above.
+    restore: Option<String>,
     words: Vec<OsString>,
 }
 
@@ -47,6 +49,11 @@ impl Guest {
     /// A guest on Transom with one processor and 512 MiB.
     pub fn transom() -> Self {
         Self::on(Machine::Transom)
+    }
+
+    /// A guest on Transom that goes on from a snapshot: a folder, and keys.
+    pub fn restored(from: impl Into<String>) -> Self {
+        Self { restore: Some(from.into()), ..Self::transom() }
     }
 
     /// The same guest on QEMU, from the asset `QEMU`.
@@ -64,6 +71,7 @@ impl Guest {
             cmdline: String::new(),
             display: "none".into(),
             firmware: None,
+            restore: None,
             words: Vec::new(),
         }
     }
@@ -160,6 +168,10 @@ impl Guest {
 
     fn transom_command(&self, control: &Path) -> anyhow::Result<Command> {
         let mut command = Command::new(lab::vmm()?);
+        if let Some(from) = &self.restore {
+            command.args(["run", "--restore", from, "--control"]).arg(control);
+            return Ok(command);
+        }
         command.args(["run", "--cpus", &self.cpus, "--memory", &self.memory, "--control"]);
         command.arg(control).args(["--display", &self.display]);
         if let Some((code, vars)) = &self.firmware {

@@ -17,7 +17,7 @@ use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Targets;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
-use crate::{doctor, reference, run, screenshot};
+use crate::{doctor, reference, run, screenshot, snapshot};
 use host::keyvalue;
 
 /// The file of `doctor --run`, if the command line names none.
@@ -199,7 +199,12 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let command = Command::read(&words).map_err(|error| usage(format!("{error:#}")))?;
     let file = host_device(&command)?;
     let mut client = Client::connect(Path::new(&path))?;
-    let answer = client.ask_with(&command, file.as_ref().map(AsFd::as_fd))?;
+    let answer = match &command {
+        Command::Snapshot { dir, then } => {
+            snapshot::files::save(&mut client, dir, then.unwrap_or_default())?
+        }
+        _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
+    };
     print(&format!("{answer:#}\n"))
 }
 

@@ -8,6 +8,7 @@ mod features;
 pub(crate) mod guid;
 mod item;
 mod listeners;
+mod restore;
 mod smbios;
 mod suggestions;
 
@@ -29,6 +30,7 @@ pub use self::boot::BootOrder;
 pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
+pub use self::restore::Restore;
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
 pub use crate::msr::UnknownMsr;
@@ -201,6 +203,13 @@ options! {
     "grace" "SECONDS" grace: Seconds,
     /// Exit when the process with this ID ends, usually the supervisor that started this machine.
     "die-with" "PID" die_with: Parent,
+    /// Continue from a snapshot of `vmm ctl snapshot`. Options that are not given are those of the
+    /// snapshot; devices, processors and memory must be the same, and disks as they were. Memory is
+    /// read from the snapshot when the guest uses it, so the folder must stay until the machine
+    /// ends; `copy` reads all of it at first, into huge pages if the host has them. `unchecked`
+    /// trusts the snapshot and does not compare checksums of memory. The guest gets a new VM
+    /// Generation ID, unless the machine ended with the snapshot.
+    "restore" "DIR[,copy][,unchecked]" restore: Option<Restore>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }

@@ -3,12 +3,12 @@
 //!
 //! The answer to `{"command": "status"}` is `{"ok": {...}}` or `{"error": "..."}`. An argument is a
 //! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is
-//! followed by the bytes of the picture; `bytes` in the answer is their number. An open file may be
-//! passed with `attach` (`file.rs`). The socket file is accessible only to the user that runs the
-//! machine.
+//! followed by the bytes of the picture; `bytes` in the answer is their number. Open files are
+//! passed with `attach` and `snapshot` (`passing.rs`). The socket file is accessible only to the
+//! user that runs the machine.
 
-mod file;
 pub mod host_usb;
+mod passing;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -145,6 +145,11 @@ commands! {
     /// then behaves as after a clone or a restored snapshot: it reseeds its random numbers, and a
     /// domain controller discards identifiers that its copy could also assign.
     "vmgenid" "[UUID]" Vmgenid {; id: String },
+    /// Save the whole machine in a new folder, from which `vmm run --restore DIR` continues. Then
+    /// it runs on (`resume`, the default), stays paused, so that its disks can be copied, or ends
+    /// (`quit`). A snapshot is of use only with the disks as they were: a disk that has changed
+    /// since is refused. A machine with a TPM or with a USB device of this host is not saved.
+    "snapshot" "DIR [then resume|pause|quit]" Snapshot { dir: PathBuf; then: Then },
     /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
     /// Switch the machine off at once, without a shutdown of the guest.
@@ -156,6 +161,16 @@ commands! {
 #[serde(rename_all = "lowercase")]
 pub enum Force {
     Force,
+}
+
+/// The machine's state after a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Then {
+    #[default]
+    Resume,
+    Pause,
+    Quit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,8 +231,8 @@ impl Command {
 
 pub struct Request {
     pub command: Command,
-    /// The open file that the client passed with the command.
-    pub file: Option<OwnedFd>,
+    /// The open files that the client passed with the command.
+    pub files: Vec<OwnedFd>,
     back: Sender<Answer>,
     unwritten: Arc<Unwritten>,
 }
@@ -268,13 +283,13 @@ pub type Submit = Arc<dyn Fn(Request) -> bool + Send + Sync>;
 impl Request {
     /// A command whose sender ignores the answer.
     pub fn unanswered(command: Command) -> Self {
-        Self { command, file: None, back: mpsc::channel().0, unwritten: Arc::default() }
+        Self { command, files: Vec::new(), back: mpsc::channel().0, unwritten: Arc::default() }
     }
 
     /// Sends a command from within this process, and waits for its answer.
     pub fn ask(command: Command, send: impl FnOnce(Self) -> bool) -> anyhow::Result<Value> {
         let (back, answers) = mpsc::channel();
-        let request = Self { command, file: None, back, unwritten: Arc::default() };
+        let request = Self { command, files: Vec::new(), back, unwritten: Arc::default() };
         ensure!(send(request), "the machine is off");
         let answer = answers.recv_timeout(INTERNAL_TIMEOUT);
         let mut answer = answer.context("the machine does not answer")?;
@@ -393,7 +408,7 @@ fn serve(
     client.set_nonblocking(false)?;
     client.set_read_timeout(Some(Duration::from_secs(60)))?;
     client.set_write_timeout(Some(Duration::from_secs(10)))?;
-    let mut lines = BufReader::new(file::Incoming::new(client));
+    let mut lines = BufReader::new(passing::Incoming::new(client));
     loop {
         let mut line = String::new();
         if (&mut lines).take(MAX_REQUEST_BYTES).read_line(&mut line)? == 0 {
@@ -402,8 +417,8 @@ fn serve(
         let answer = match serde_json::from_str(&line) {
             Ok(command) => {
                 let (back, coming) = mpsc::channel();
-                let (file, unwritten) = (lines.get_mut().take_file(), unwritten.clone());
-                let taken = submit(Request { command, file, back, unwritten });
+                let (files, unwritten) = (lines.get_mut().take_files(), unwritten.clone());
+                let taken = submit(Request { command, files, back, unwritten });
                 ensure!(taken, "the machine is gone");
                 coming.recv().context("the machine is gone")?
             }
@@ -489,21 +504,22 @@ impl Client {
     }
 
     pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
-        self.ask_with(command, None)
+        self.ask_with(command, &[])
     }
 
-    /// Passes an open file with the command.
+    /// Passes open files with the command.
     pub fn ask_with(
         &mut self,
         command: &Command,
-        file: Option<BorrowedFd<'_>>,
+        files: &[BorrowedFd<'_>],
     ) -> anyhow::Result<Value> {
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
         stream.end = stream.timeout.map(|time| Instant::now() + time);
         let mut question = question.as_bytes();
-        if let Some(file) = file {
-            let sent = file::send(&stream.stream, question, file).context("the machine is gone")?;
+        if !files.is_empty() {
+            let sent = passing::send(&stream.stream, question, files);
+            let sent = sent.context("the machine is gone")?;
             question = question.get(sent..).unwrap_or_default();
         }
         stream.write_all(question).context("the machine is gone")?;

@@ -328,6 +328,52 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     }
 }
 
+/// Leaves whose bits are features: number, subleaf, and the registers EAX, EBX, ECX, EDX as bits.
+const FEATURES: &[(u32, u32, u8)] = &[
+    (1, 0, 0b1100),
+    (6, 0, 0b0001),
+    (7, 0, 0b1110),
+    (7, 1, 0b1111),
+    (7, 2, 0b1000),
+    (0xd, 0, 0b1001),
+    (0xd, 1, 0b1101),
+    (0x4000_0001, 0, 0b0001),
+    (0x4000_0003, 0, 0b1011),
+    (0x4000_0004, 0, 0b0001),
+    (0x8000_0001, 0, 0b1100),
+    (0x8000_0007, 0, 0b1000),
+    (0x8000_0008, 0, 0b0010),
+    (0x8000_000a, 0, 0b1000),
+];
+/// Fails if a processor that offers `ours` lacks a feature of the snapshot's.
+pub fn check(saved: &[Leaf], ours: &[Leaf]) -> anyhow::Result<()> {
+    let find = |all: &[Leaf], function, index| {
+        let mut all = all.iter();
+        let leaf = all.find(|it| it.function == function && it.index == index);
+        leaf.map_or([0; 4], |it| [it.eax, it.ebx, it.ecx, it.edx])
+    };
+    let vendor = |all| find(all, 0, 0)[1..].to_vec();
+    anyhow::ensure!(
+        vendor(saved) == vendor(ours),
+        "the snapshot is of a processor of another vendor: restore it on a host with a processor \
+         like the one that it had"
+    );
+    for (function, index, registers) in FEATURES {
+        let (saved, ours) = (find(saved, *function, *index), find(ours, *function, *index));
+        for at in (0..4).filter(|at| registers >> at & 1 == 1) {
+            let lacks = saved[at] & !ours[at];
+            anyhow::ensure!(
+                lacks == 0,
+                "this host's processor lacks features that the guest uses (CPUID leaf \
+                 {function:#x}, subleaf {index}, {}: {lacks:#x}): restore it on a host with a \
+                 processor like the one that it had",
+                ["EAX", "EBX", "ECX", "EDX"][at]
+            );
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod test {
     use super::*;

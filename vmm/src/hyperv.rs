@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use host::memory::Memory;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
+use serde::{Deserialize, Serialize};
 
 /// The provider of Hyper-V's interface to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,15 +106,15 @@ pub struct Own {
     hertz: u64,
     /// Reference time = (TSC * scale >> 64) + offset.
     scale: u64,
-    offset: u64,
     /// Whether the TSC of all processors agree now.
     stable: Box<dyn Fn() -> bool + Send + Sync>,
     state: Mutex<State>,
 }
 
-/// All that a guest can change. Zero after a reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+/// The state of the registers. A reset keeps the time, and clears all that a guest can change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    offset: u64,
     guest_os_id: u64,
     hypercall: u64,
     reference_tsc: u64,
@@ -127,7 +128,8 @@ impl Own {
         let scale = (u128::from(REFERENCE_HZ) << 64) / u128::from(hertz);
         let scale = u64::try_from(scale).unwrap_or(u64::MAX);
         let offset = scaled(tsc.now, scale).wrapping_neg();
-        Self { memory, hertz, scale, offset, stable, state: Mutex::default() }
+        let state = State { offset, ..State::default() }.into();
+        Self { memory, hertz, scale, stable, state }
     }
 
     /// Reads a register on this processor, whose TSC is `now`. `None`: a fault.
@@ -137,7 +139,7 @@ impl Own {
             GUEST_OS_ID => state.guest_os_id,
             HYPERCALL => state.hypercall,
             VP_INDEX => processor,
-            TIME_REF_COUNT => scaled(now(), self.scale).wrapping_add(self.offset),
+            TIME_REF_COUNT => scaled(now(), self.scale).wrapping_add(state.offset),
             REFERENCE_TSC => state.reference_tsc,
             TSC_FREQUENCY => self.hertz,
             APIC_FREQUENCY => APIC_HZ,
@@ -158,7 +160,7 @@ impl Own {
             }
             HYPERCALL => return self.set_hypercall(&mut state, value),
             REFERENCE_TSC => {
-                if value & ENABLED != 0 && !self.show_time(value & PAGE) {
+                if value & ENABLED != 0 && !self.show_time(value & PAGE, state.offset) {
                     return Written::Fault;
                 }
                 state.reference_tsc = value & (PAGE | ENABLED);
@@ -189,19 +191,32 @@ impl Own {
 
     /// Writes the reference TSC page (TLFS 12.7). A guest may read it meanwhile, so its sequence,
     /// which makes it valid, is written last. With sequence 0, guests read the register instead.
-    fn show_time(&self, page: u64) -> bool {
+    fn show_time(&self, page: u64, offset: u64) -> bool {
         let sequence = u32::from((self.stable)());
         let parts: [(u64, &[u8]); 4] = [
             (0, &[0; 8]),
             (8, &self.scale.to_le_bytes()),
-            (16, &self.offset.to_le_bytes()),
+            (16, &offset.to_le_bytes()),
             (0, &sequence.to_le_bytes()),
         ];
         parts.iter().all(|(at, bytes)| self.memory.write(page + at, bytes).is_ok())
     }
 
     pub fn reset(&self) {
-        *self.lock() = State::default();
+        let mut state = self.lock();
+        *state = State { offset: state.offset, ..State::default() };
+    }
+
+    /// The state for a snapshot.
+    pub fn state(&self) -> State {
+        *self.lock()
+    }
+
+    /// Continues from the state of a snapshot. The processors must have their time stamp counters.
+    /// The pages of the guest are still there, and the time in them is valid, because the counters
+    /// continue, too.
+    pub fn restore(&self, state: State) {
+        *self.lock() = state;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

@@ -5,6 +5,7 @@ mod device_memory;
 mod fd;
 pub mod routes;
 pub mod smm;
+pub mod state;
 pub mod vcpu;
 pub mod vm;
 

@@ -21,6 +21,7 @@ pub mod reference;
 pub mod run;
 pub mod screenshot;
 pub mod signals;
+pub mod snapshot;
 pub mod status;
 pub mod vcpu;
 pub mod viewers;

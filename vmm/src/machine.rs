@@ -9,6 +9,7 @@ mod firmware;
 mod generation;
 pub mod inspect;
 mod order;
+mod saved;
 
 use std::fs::File;
 use std::ops::Range;
@@ -32,6 +33,7 @@ use host::size::Size;
 use host::smram::{self, MIN_LOW_RAM};
 use host::stream::Stream;
 use host::uuid::Uuid;
+use kvm_bindings::{CpuId, kvm_cpuid_entry2 as Leaf};
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
@@ -41,6 +43,8 @@ use crate::hyperv::{Own, Provider, Tsc};
 use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
 use crate::msr::{Policy, Registers};
+use crate::snapshot::memory::Pages;
+use crate::snapshot::{Moment, Origin, Snapshot};
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
@@ -69,6 +73,18 @@ pub struct Machine {
     pub lack: Option<&'static str>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
+    /// The devices of the configuration, each with its claims.
+    layout: Vec<(String, Vec<String>)>,
+    /// The CPUID leaves of each processor.
+    cpuid: Vec<Vec<Leaf>>,
+    /// The configured VM Generation ID.
+    own_generation: Option<String>,
+    /// The process's pages, which tell unchanged memory.
+    pages: Pages,
+    /// The snapshot that the machine was restored from.
+    origin: Option<Origin>,
+    /// Where the machine continues, while it stays paused after it was saved.
+    parked: Option<Moment>,
 }
 
 /// The parts of a machine that `run` and `inspect` share.
@@ -126,6 +142,12 @@ impl Plan {
         let smm = config.smm;
         let generation = Arc::new(identify(&mut config)?);
         Ok(Self { config, ram, model, apic_ids, generation, hyperv, smm, dry: false })
+    }
+
+    /// The CPUID leaves of each processor.
+    fn cpuid(&self) -> anyhow::Result<Vec<Vec<Leaf>>> {
+        let processors = 0..self.config.cpus.count;
+        processors.map(|index| Ok(self.model.of(index)?.as_slice().to_vec())).collect()
     }
 
     /// Makes the plan one for `inspect`.
@@ -208,25 +230,41 @@ impl Plan {
     }
 }
 
-/// Builds a machine, switched off: everything is open, and no thread runs.
-pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<Machine> {
+/// Builds a machine, switched off: everything is open, and no thread runs. With a snapshot, it has
+/// the memory and the processors of that, and `Machine::restore` adds the rest.
+pub fn build(
+    config: Config,
+    snapshot: Option<&Snapshot>,
+    events: Events,
+    on_stop: OnStop,
+) -> anyhow::Result<Machine> {
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
+    let own_generation = config.vmgenid.clone();
     let plan = Plan::new(config, &kvm)?;
     let lack = hyperv_warning(&plan.config, plan.hyperv);
-    let ram = ram::map(&plan.config.memory, &plan.regions())?;
+    let cpuid = match snapshot {
+        Some(snapshot) => snapshot.cpuid(&plan)?,
+        None => plan.cpuid()?,
+    };
+    let ram = match snapshot {
+        Some(snapshot) => snapshot.ram(&plan.config.memory, &plan.regions())?,
+        None => ram::map(&plan.config.memory, &plan.regions(), None)?,
+    };
+    let marks = snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&plan))?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
     let mut board = Board::new(memory, vm.clone() as Arc<dyn Hypervisor>, events);
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
+    let layout = saved::layout(&board);
 
     vm.finish()?;
     vm.filter_registers(plan.hyperv == Some(Provider::Own))?;
-    let vcpus = (0..).zip(&plan.apic_ids).map(|(index, apic_id)| {
-        let cpuid = plan.model.of(index)?;
-        let id = ProcessorId { index: index as usize, apic_id: *apic_id };
+    let vcpus = cpuid.iter().zip(&plan.apic_ids).enumerate().map(|(index, (cpuid, apic_id))| {
+        let cpuid = CpuId::from_entries(cpuid).context("CPUID")?;
+        let id = ProcessorId { index, apic_id: *apic_id };
         Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
     });
     let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
@@ -241,7 +279,25 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let spaces = board.shared.spaces.clone();
     let processors = Processors::new(vcpus, spaces, registers, on_stop);
     let (config, generation) = (plan.config, plan.generation);
-    Ok(Machine { config, processors, board, vm, ram, direct, generation, lack, fresh: true })
+    let machine = Machine {
+        config,
+        processors,
+        board,
+        vm,
+        ram,
+        direct,
+        generation,
+        lack,
+        fresh: true,
+        layout,
+        cpuid,
+        own_generation,
+        pages: Pages::open(),
+        origin: None,
+        parked: None,
+    };
+    snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, &marks))?;
+    Ok(machine)
 }
 
 /// The provider of Hyper-V's interface to the guest.
@@ -340,8 +396,19 @@ impl Machine {
         self.processors.start()
     }
 
+    /// Prepares the machine, or restores it from the snapshot with which it was built.
+    pub fn begin(&mut self, snapshot: Option<Snapshot>) -> anyhow::Result<()> {
+        match snapshot {
+            Some(snapshot) => self.restore(snapshot).context("--restore"),
+            None => self.prepare(),
+        }
+    }
+
     /// Resets the machine and loads the kernel. `resume` starts it.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
+        if self.parked.take().is_some() {
+            self.board.shared.time.stop(None);
+        }
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {
             self.vm.reset()?;

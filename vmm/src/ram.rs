@@ -6,11 +6,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, Once};
 
 use anyhow::{Context, bail};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstatfs, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, mmap_anonymous};
 use rustix::system::sysinfo;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
@@ -28,7 +28,15 @@ const HUGE: usize = 2 << 20;
 
 /// Maps a region for each of these ranges of guest addresses. Ranges that touch are one mapping of
 /// the host, so that huge pages can span them.
-pub fn map(memory: &Memory, ranges: &[Range<u64>]) -> anyhow::Result<Arc<GuestMemoryMmap>> {
+///
+/// With `saved`, the memory has the contents of this file, in the order of the ranges. The host
+/// reads a page when it is first used, and copies it when it is first written: the file never
+/// changes, and machines from the same file share the pages that they only read.
+pub fn map(
+    memory: &Memory,
+    ranges: &[Range<u64>],
+    saved: Option<&File>,
+) -> anyhow::Result<Arc<GuestMemoryMmap>> {
     let size = Size(ranges.iter().map(|range| range.end - range.start).sum());
     let host = sysinfo();
     let has = (host.totalram as u64 + host.totalswap as u64) * u64::from(host.mem_unit);
@@ -44,7 +52,7 @@ pub fn map(memory: &Memory, ranges: &[Range<u64>]) -> anyhow::Result<Arc<GuestMe
         let length_here = usize::try_from(length)?;
         let region = match &file {
             Some(file) => shared(FileOffset::from_arc(file.clone(), start), length_here),
-            None => private(length_here),
+            None => private(length_here, saved.map(|file| (file, start))),
         };
         let region = region.with_context(|| format!("--memory {size}"))?;
         // Keep the guest's memory out of core dumps and child processes.
@@ -108,7 +116,7 @@ fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
 /// Maps private memory, aligned to a huge page. The mapping stays until the process ends, because
 /// threads of devices may use it until then.
 #[expect(unsafe_code, reason = "mappings are raw addresses")]
-fn private(length: usize) -> anyhow::Result<MmapRegion> {
+fn private(length: usize, saved: Option<(&File, u64)>) -> anyhow::Result<MmapRegion> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     let longer = length.checked_add(HUGE).context("more than the address space")?;
     // SAFETY: the kernel chooses a free range for the mapping, so no other mapping changes.
@@ -116,8 +124,15 @@ fn private(length: usize) -> anyhow::Result<MmapRegion> {
         unsafe { mmap_anonymous(ptr::null_mut(), longer, access, flags | MapFlags::NORESERVE)? };
     // The unaligned parts in front and behind are never touched and cost nothing.
     let start = start.cast::<u8>().wrapping_add(start.cast::<u8>().align_offset(HUGE));
+    let mut kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    if let Some((file, offset)) = saved {
+        kind = libc::MAP_PRIVATE;
+        let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: this range lies within the mapping above, which nobody uses yet.
+        unsafe { mmap(start.cast(), length, access, flags, file, offset)? };
+    }
     let builder = MmapRegionBuilder::new(length).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
-    let builder = builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let builder = builder.with_mmap_flags(kind);
     // SAFETY: this range lies within the mapping above, which is never unmapped.
     let region = unsafe { builder.with_raw_mmap_pointer(start) }.build()?;
     hint(&region, Advice::LinuxHugepage);
@@ -220,6 +235,7 @@ pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
                 let offset = part.start() + (start - first);
                 fallocate(part.file(), hole, offset, end - start).map_err(anyhow::Error::from)
             }
+            None if is_saved(region) => replace(region, start - first..end - first),
             None => advise(region, start - first..end - first, Advice::LinuxDontNeed),
         };
         if let Err(error) = released {
@@ -227,6 +243,42 @@ pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
             LOGGED.call_once(|| tracing::warn!("cannot return memory to the host: {error:#}"));
         }
     }
+}
+
+/// Whether the region has the contents of a saved machine.
+pub fn is_saved(region: &MmapRegion) -> bool {
+    region.file_offset().is_none() && region.flags() & libc::MAP_ANONYMOUS == 0
+}
+
+/// The parts of saved machines' memory that were returned, by their addresses here.
+static REPLACED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+/// The kernel limits the mappings of a process (65530 by default), and the guest must not use them
+/// up.
+const MAX_REPLACED: usize = 16384;
+
+/// Returns a part of a saved machine's memory, which would otherwise have its saved contents again.
+/// After many parts, the others stay as they are, which no guest notices.
+#[expect(unsafe_code, reason = "mappings are raw addresses")]
+fn replace(region: &MmapRegion, part: Range<u64>) -> anyhow::Result<()> {
+    let mut replaced = REPLACED.lock().expect("no thread panicked");
+    if replaced.len() >= MAX_REPLACED {
+        return Ok(());
+    }
+    let (start, length) = (usize::try_from(part.start)?, usize::try_from(part.end - part.start)?);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED;
+    let start = region.as_ptr().wrapping_add(start);
+    // SAFETY: the range is in that mapping, which only guests and volatile accesses use: they take
+    // memory as they find it.
+    unsafe { mmap_anonymous(start.cast(), length, access, flags)? };
+    replaced.push(start.addr()..start.addr() + length);
+    Ok(())
+}
+
+/// Whether a part of this memory was returned, so that it does not have its saved contents.
+pub fn is_replaced(addresses: Range<usize>) -> bool {
+    let replaced = REPLACED.lock().expect("no thread panicked");
+    replaced.iter().any(|it| it.start < addresses.end && addresses.start < it.end)
 }
 
 /// The size of a page without hugetlbfs, in bytes.
@@ -256,7 +308,7 @@ mod test {
     #[test]
     fn two_ranges_are_mapped_at_their_addresses() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
-        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)]).unwrap();
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)], None).unwrap();
         ram.write_obj(7_u64, GuestAddress((1 << 32) + 8)).unwrap();
         assert_eq!(ram.read_obj::<u64>(GuestAddress(8)).unwrap(), 0);
         assert!(ram.write_obj(7_u64, GuestAddress(1 << 20)).is_err(), "a hole");
@@ -267,7 +319,7 @@ mod test {
         let memory = Memory { size: Size(8 << 20), ..Memory::default() };
         let ranges =
             [0..0xa_0000, 0xa_0000..0xc_0000, 0xc_0000..4 << 20, 1 << 32..(1 << 32) + 4096];
-        let ram = map(&memory, &ranges).unwrap();
+        let ram = map(&memory, &ranges, None).unwrap();
         assert_eq!(ram.iter().map(host::smram::range).collect::<Vec<_>>(), ranges);
         let starts: Vec<_> = ram.iter().take(3).map(|region| region.as_ptr().addr()).collect();
         assert_eq!(starts, [0, 0xa_0000, 0xc_0000].map(|offset| starts[0] + offset));
@@ -280,7 +332,7 @@ mod test {
     #[test]
     fn released_memory_is_freed_on_the_host_and_reads_as_zeros() {
         let memory = Memory { size: Size(4 << 20), ..Memory::default() };
-        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)]).unwrap();
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)], None).unwrap();
         let high = GuestAddress(1 << 32);
         ram.write_slice(&vec![7; 1 << 20], GuestAddress(0)).unwrap();
         ram.write_slice(&vec![7; 3 << 20], high).unwrap();
@@ -311,10 +363,10 @@ mod test {
     #[test]
     fn refuses_more_memory_than_the_host_has_and_missing_huge_pages() {
         let memory = Memory { size: Size(1 << 50), ..Memory::default() };
-        let error = map(&memory, &[0..1 << 50; 1]).unwrap_err().to_string();
+        let error = map(&memory, &[0..1 << 50; 1], None).unwrap_err().to_string();
         assert!(error.contains("more than this host has"), "{error}");
         let memory = Memory { hugepages: Some(Size(3 << 20)), ..Memory::default() };
-        let error = map(&memory, &[0..6 << 20; 1]).unwrap_err().to_string();
+        let error = map(&memory, &[0..6 << 20; 1], None).unwrap_err().to_string();
         assert!(error.contains("take 2M or 1G"), "{error}");
     }
 }

@@ -1,39 +1,27 @@
 //! Runs a machine from power-on to the exit status: the main thread's event loop.
 
-use std::collections::BTreeMap;
-use std::str::FromStr as _;
+mod orders;
+
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use devices::grants::{Event, Events};
-use devices::power::Buttons;
-use host::disk::Drive;
-use host::display::Scanout;
-use host::input::Position;
-use host::net::link::Link;
-use serde_json::{Value, json};
+use host::listen::UnixAddress;
+use jail::Restrictions;
 
 use crate::config::Config;
-use crate::control::{Command, LinkState, Request, Server, Submit};
+use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
 use crate::needs::confine;
 use crate::parent;
-use crate::plug;
-use crate::screenshot::{self, Picture};
 use crate::signals;
+use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Stop};
 use crate::viewers::{Listeners, Screen};
-use host::listen::UnixAddress;
-use host::size::Size;
-use host::uuid::Uuid;
-use jail::Restrictions;
-use screen::keys::layout::Stroke;
-use screen::keys::{Combination, text};
 
 /// An event that another thread sends to the main thread.
 pub enum Notice {
@@ -61,10 +49,6 @@ fn on_stop(notices: &Sender<Notice>) -> OnStop {
     })
 }
 
-/// How long `vmm ctl balloon` waits for new statistics from the guest. After that it reports the
-/// previous ones.
-const BALLOON_TIMEOUT: Duration = Duration::from_millis(250);
-
 /// The types of KVM_SYSTEM_EVENT_*.
 const SYSTEM_SHUTDOWN: u32 = 1;
 const SYSTEM_RESET: u32 = 2;
@@ -72,6 +56,7 @@ const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
 pub fn run(config: Config) -> anyhow::Result<u8> {
+    let (config, snapshot) = with_snapshot(config)?;
     config.check()?;
     let (sender, notices) = mpsc::channel();
     let signal_sender = sender.clone();
@@ -82,16 +67,16 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
-    let mut machine =
-        match (machine::build(config, events(&sender), on_stop(&sender)), signals::arrived()) {
-            // There is no guest yet that could be asked to shut down.
-            (built, Some(status)) => {
-                let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
-                tracing::info!("ended before the guest ran{why}");
-                return Ok(status);
-            }
-            (built, None) => built?,
-        };
+    let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
+    let mut machine = match (built, signals::arrived()) {
+        // There is no guest yet that could be asked to shut down.
+        (built, Some(status)) => {
+            let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
+            tracing::info!("ended before the guest ran{why}");
+            return Ok(status);
+        }
+        (built, None) => built?,
+    };
     // Everything is open. Enter the jail while no other thread runs.
     if let Some(status) = signals.stop() {
         tracing::info!("ended before the guest ran");
@@ -106,7 +91,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let server = control.map(|bound| Server::new(bound, submit.clone())).transpose()?;
     machine.start()?;
     // Report a bad kernel file before missing hardware support: the file is bad on every host.
-    machine.prepare()?;
+    machine.begin(snapshot)?;
     refuse_what_cannot_run(&machine)?;
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
@@ -133,6 +118,13 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     drop(main_loop);
     drop(server);
     status
+}
+
+/// Opens the snapshot to restore, whose options are those that are not given.
+fn with_snapshot(config: Config) -> anyhow::Result<(Config, Option<Snapshot>)> {
+    let Some(restore) = &config.restore else { return Ok((config, None)) };
+    let snapshot = Snapshot::open(restore)?;
+    Ok((config.over(&snapshot.saved.config)?, Some(snapshot)))
 }
 
 /// Logs the disks, and a lack of this host's KVM.
@@ -338,247 +330,10 @@ impl MainLoop {
         None
     }
 
-    fn control(&mut self, mut request: Request) -> Option<u8> {
-        let mut status = None;
-        let file = request.file.take();
-        let answer = match &request.command {
-            Command::Status => Ok(self.status()),
-            Command::Pause => {
-                self.machine.pause();
-                self.paused = true;
-                Ok(json!({}))
-            }
-            Command::Resume => {
-                self.paused = false;
-                self.machine.wake_clocks();
-                self.resume_if_allowed();
-                Ok(json!({}))
-            }
-            Command::Reset => self.reset().map(|()| json!({})),
-            Command::PowerButton => press(&self.machine.shared().buttons),
-            Command::Nmi => {
-                let sent = self.machine.nmi();
-                self.resume_if_allowed();
-                sent.map(|()| json!({}))
-            }
-            Command::Registers => Ok(json!({ "registers": self.registers() })),
-            Command::Balloon { size } => self.balloon(*size),
-            Command::Grow { name, size } => self.grow(name, *size),
-            Command::Vmgenid { id } => self.renew(id.as_deref()),
-            Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
-            Command::Attach { device, only } => {
-                plug::attach(&mut self.machine, device, *only, file)
-                    .map_err(|error| self.jail.explain(error))
-            }
-            Command::Detach { name } => plug::detach(&mut self.machine, name),
-            Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
-            Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
-                .map_err(|error| self.jail.explain(error)),
-            Command::Screenshot => {
-                request.answer_picture(self.screenshot());
-                return None;
-            }
-            Command::Key { keys } => self.key(keys),
-            Command::Type { text } => {
-                match self.strokes(text) {
-                    Ok(strokes) => self.type_strokes(strokes, request),
-                    Err(error) => request.answer(Err(error)),
-                }
-                return None;
-            }
-            Command::Pointer { x, y, buttons, wheel } => {
-                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
-                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
-            }
-            Command::Quit => {
-                status = Some(Status::Off as u8);
-                Ok(json!({}))
-            }
-        };
-        request.answer(answer);
-        status
-    }
-
-    fn status(&self) -> Value {
-        let disks = self.machine.shared().disks.all();
-        let links = self.machine.shared().links.all();
-        let clipboard = &self.machine.shared().clipboard;
-        json!({
-            "state": self.state(),
-            "resets": self.resets.count,
-            "processors": self.machine.config.cpus.count,
-            "memory": self.machine.config.memory.size.0,
-            "pid": std::process::id(),
-            "uuid": self.machine.config.smbios.uuid,
-            "vmgenid": self.machine.generation.show(),
-            "jail": self.jail.status(),
-            "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
-            "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
-            "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
-            "drives": plug::drives(&self.machine),
-            "usb": self.machine.usb(),
-            // null without a port for the agent.
-            "clipboard": clipboard.has_port().then(|| clipboard.has_agent()),
-            "lights": self.machine.shared().input.lights(),
-            "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
-        })
-    }
-
-    fn state(&self) -> &'static str {
-        match (self.paused, self.holds) {
-            (true, _) => "paused",
-            (false, 0) => "running",
-            (false, _) => "waiting for the host",
-        }
-    }
-
-    /// Sets the balloon's target if a size is given, and reports the balloon's state.
-    fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
-        let (balloon, memory) = (&self.machine.shared().balloon, self.machine.config.memory.size);
-        if let Some(size) = size {
-            balloon.resize(size, memory)?;
-        }
-        // A paused guest does not answer, and a new target takes time to reach.
-        let waits = size.is_none() && !self.must_stay_paused();
-        let report = balloon.report(if waits { BALLOON_TIMEOUT } else { Duration::ZERO })?;
-        let statistics = report.statistics.into_iter().map(|(name, value)| (name, value.into()));
-        Ok(json!({
-            "target": report.target,
-            "actual": report.actual,
-            "statistics": statistics.collect::<BTreeMap<_, Value>>(),
-            "age": report.age.map(|age| age.as_secs_f64()),
-        }))
-    }
-
-    fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
-        let display = self.machine.shared().screens.first();
-        screenshot::take(&*display.context("this machine has no display")?)
-    }
-
-    /// Extends a disk, and reports its new size.
-    fn grow(&self, name: &str, size: Option<Size>) -> anyhow::Result<Value> {
-        let disk = self.machine.shared().disks.find(name)?;
-        disk.grow(size.map(|size| size.0))?;
-        Ok(show_disk(&disk))
-    }
-
-    /// Changes the VM Generation ID, and reports the new one.
-    fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
-        self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
-        Ok(json!({ "vmgenid": self.machine.generation.show() }))
-    }
-
-    /// Sets the link state and the MTU of a network device, and reports both.
-    fn link(
-        &self,
-        name: &str,
-        state: Option<LinkState>,
-        mtu: Option<u16>,
-    ) -> anyhow::Result<Value> {
-        let link = self.machine.shared().links.find(name)?;
-        if let Some(mtu) = mtu {
-            link.set_mtu(mtu)?;
-        }
-        if let Some(state) = state {
-            link.set_plugged(state == LinkState::Up);
-        }
-        Ok(show_link(name, &link))
-    }
-
-    /// Presses keys in this order, and releases them in reverse order.
-    fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
-        let input = &self.machine.shared().input;
-        ensure!(
-            input.has_room(),
-            "{keys}: not pressed: the guest has thousands of unread keys: try again when it reads \
-             them, or reset it"
-        );
-        let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
-        for key in keys.0.iter().rev() {
-            input.key(*key, false);
-        }
-        ensure!(
-            taken == keys.0.len(),
-            "{keys}: no keyboard that the guest uses has all of these keys"
-        );
-        Ok(json!({}))
-    }
-
-    /// The keystrokes that produce a text on the machine's keyboard.
-    fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
-        text::plan(&*self.machine.config.keyboard.layout()?, text)
-    }
-
-    /// Types in a separate thread, because the guest may read keys slowly.
-    fn type_strokes(&self, strokes: Vec<Stroke>, request: Request) {
-        let (hub, turn) = (self.machine.shared().input.clone(), self.typing.clone());
-        let body = move || {
-            // Wait until the previous text is typed.
-            let _turn = turn.lock().expect("a panic ends the process");
-            request.answer(text::send(&hub, &strokes).map(|()| json!({})));
-        };
-        // If no thread can be created, the request is dropped and its client gets an error.
-        Builder::new().name("typist".into()).spawn(body).ok();
-    }
-
-    fn point(&self, position: Position) -> anyhow::Result<Value> {
-        let limit = Position::MAX;
-        ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
-        let taken = self.machine.shared().input.position(position);
-        ensure!(
-            taken,
-            "the guest uses no pointing device with absolute positions: it needs --device xhci, \
-             --device usb-tablet and a driver"
-        );
-        Ok(json!({}))
-    }
-
-    /// The registers of all processors, which are paused to read them.
-    fn registers(&self) -> Vec<String> {
-        self.machine.pause();
-        let registers = self.machine.registers();
-        self.resume_if_allowed();
-        registers
-    }
-
     /// Switches the machine off: pauses the processors and parks the devices.
     fn switch_off(&mut self, status: u8) -> u8 {
         self.machine.pause();
         self.machine.park();
         status
     }
-}
-
-/// The display's resolution, or null while it is off.
-fn show_display(display: &dyn Scanout) -> Value {
-    let mode = display.mode().map(|mode| format!("{}x{}", mode.width, mode.height));
-    json!({ "mode": mode })
-}
-
-fn show_disk(disk: &Drive) -> Value {
-    let geometry = disk.geometry();
-    json!({
-        "name": disk.name,
-        "kind": disk.kind(),
-        "serial": disk.serial,
-        "path": disk.path.display().to_string(),
-        "size": geometry.size,
-        "readonly": geometry.read_only,
-    })
-}
-
-/// Shows a network device. `up` means that frames pass: it is plugged in and its peer is connected.
-fn show_link(name: &str, link: &Link) -> Value {
-    json!({
-        "name": name,
-        "up": link.is_up(),
-        "plugged": link.is_plugged(),
-        "mtu": link.mtu(),
-        "vhost": link.kernel_pairs(),
-    })
-}
-
-fn press(buttons: &Buttons) -> anyhow::Result<Value> {
-    anyhow::ensure!(buttons.press(), "this machine has no power button");
-    Ok(json!({}))
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use devices::bus::Spaces;
 
+use crate::hyperv::Own;
 use crate::kvm;
 use crate::kvm::vcpu::{Exit, Vcpu};
 use crate::msr::Registers;
@@ -105,6 +106,11 @@ impl Processors {
     /// The processors must be paused.
     pub fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Vcpu>> {
         self.cpus.iter().map(|cpu| cpu.lock().expect("a panic ends the process"))
+    }
+
+    /// The part of Hyper-V's interface that is not KVM's, if the guest has that.
+    pub fn hyperv(&self) -> Option<&Own> {
+        self.shared.registers.hyperv.as_ref()
     }
 
     /// Returns the registers that all processors share to their power-on state.

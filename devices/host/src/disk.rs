@@ -58,6 +58,10 @@ pub struct Geometry {
 /// One disk, open and locked.
 pub trait Image: Send + Sync {
     fn geometry(&self) -> Geometry;
+    /// Whether writes outlive this process.
+    fn keeps_writes(&self) -> bool {
+        true
+    }
     /// Opens a channel, one for each queue, whose requests refer to pieces of `memory`. Requests
     /// are not ordered, neither on one channel nor across several. A caller that needs an order
     /// waits for the answer.

@@ -10,7 +10,7 @@ use super::attach;
 use super::port::{Port, SharedPort};
 use super::target::{State, Target};
 use crate::device::{Access, Device, Region, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
 use crate::scsi::{self, Bus, MediaEvent, Profile};
 use host::disk::{self, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Tray};
@@ -81,6 +81,10 @@ impl Build for Config {
         let tray = Arc::new(CdTray { opener, port });
         grants.shared().disks.add_tray(&(tray.clone() as Arc<dyn Tray>));
         Ok(Box::new(Cdrom { device, _tray: tray }))
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        self.path.as_deref().map_or(HostSide::None, HostSide::Medium)
     }
 
     fn detach_host_side(&mut self) {

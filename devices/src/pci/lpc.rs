@@ -93,7 +93,7 @@ impl Build for Config {
         let window = grants.window(Kind::Port, pm::SIZE);
         let line = grants.line(SCI)?;
         let shared = grants.shared();
-        let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons, self.smm);
+        let pm = pm::Block::new(line, shared, self.smm);
         let events = shared.events.clone();
         let smm = self.smm.then(|| shared.hypervisor.smm()).transpose()?;
         let smi = Smi { smm, features: shared.smi.clone() };

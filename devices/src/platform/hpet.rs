@@ -19,6 +19,7 @@ use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::line::Line;
+use crate::time::Time;
 
 /// `--device hpet`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -31,7 +32,8 @@ impl Build for Config {
         grants.acpi("PNP0103");
         // The guest chooses one of the pins, so they are not in the `_CRS`.
         let lines = PINS.map(|pin| grants.line(pin)).into_iter().collect::<Result<_, _>>()?;
-        let registers = Registers { state: State::default(), lines, epoch: Instant::now() };
+        let time = grants.shared().time.clone();
+        let registers = Registers { state: State::default(), lines, epoch: time.now(), time };
         Ok(Box::new(Hpet { registers: Arc::new(Mutex::new(registers)), timer: None }))
     }
 }
@@ -187,6 +189,7 @@ struct State {
 struct Registers {
     state: State,
     lines: Vec<Arc<Line>>,
+    time: Arc<Time>,
     epoch: Instant,
 }
 
@@ -199,13 +202,14 @@ impl Registers {
         if !self.counts() {
             return self.state.count;
         }
-        let passed = self.epoch.elapsed().as_nanos() / u128::from(PERIOD);
+        let passed =
+            self.time.now().saturating_duration_since(self.epoch).as_nanos() / u128::from(PERIOD);
         self.state.count.wrapping_add(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 
     /// Sets the counter, whether it is running or not.
     fn set_count(&mut self, count: u64) {
-        (self.state.count, self.state.seen, self.epoch) = (count, count, Instant::now());
+        (self.state.count, self.state.seen, self.epoch) = (count, count, self.time.now());
     }
 
     fn read(&mut self, register: u64) -> u64 {
@@ -353,7 +357,7 @@ impl Device for Hpet {
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let mut registers = self.registers.lock().expect("no device panicked");
         registers.state = saved.take()?;
-        registers.epoch = Instant::now();
+        registers.epoch = registers.time.now();
         registers.drive();
         let due = registers.due();
         drop(registers);

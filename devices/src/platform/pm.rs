@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
 use crate::device::Access;
-use crate::grants::{Event, Events};
+use crate::grants::{Event, Events, Shared};
 use crate::line::Line;
-use crate::power::Buttons;
+use crate::time::Time;
 
 /// Size of the block in bytes. PMBASE is aligned to it.
 pub(crate) const SIZE: u64 = 128;
@@ -97,8 +97,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn ticks(self) -> u64 {
-        let passed = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+    fn ticks(self, now: Instant) -> u64 {
+        let passed = self.since.map_or(Duration::ZERO, |it| now.saturating_duration_since(it));
         let (hertz, nanos) = (u64::from(HERTZ), u64::from(passed.subsec_nanos()));
         self.base + passed.as_secs() * hertz + nanos * hertz / 1_000_000_000
     }
@@ -115,6 +115,7 @@ impl Clock {
 /// The registers, shared with the timer's thread and the operator's.
 struct Registers {
     state: State,
+    time: Arc<Time>,
     clock: Clock,
     /// The tick at which TMROF is set. It may be in the past, because TMROF is computed when it is
     /// needed.
@@ -167,7 +168,7 @@ impl Registers {
             PM1_STS..=PM1_STS_END => {
                 state.status &= !word;
                 if word & TMROF != 0 {
-                    let ticks = self.clock.ticks();
+                    let ticks = self.clock.ticks(self.time.now());
                     if ticks >= self.overflow_at {
                         self.overflow_at = next_overflow(ticks);
                     }
@@ -209,7 +210,7 @@ impl Registers {
     fn settle(&self) -> Option<Instant> {
         let state = &self.state;
         let sci = state.control & SCI_EN != 0;
-        let fixed = self.status(self.clock.ticks()) & state.enable & PM1_EVENTS;
+        let fixed = self.status(self.clock.ticks(self.time.now())) & state.enable & PM1_EVENTS;
         let general = state.gpe_status.iter().zip(&state.gpe_enable).any(|(it, on)| it & on != 0);
         self.line.set(sci && (fixed != 0 || general));
         let waits = sci && state.enable & TMROF != 0 && fixed & TMROF == 0;
@@ -255,12 +256,14 @@ pub(crate) struct Block {
 
 impl Block {
     /// `smm`: whether the machine has system-management mode.
-    pub(crate) fn new(line: Arc<Line>, events: Events, buttons: &Buttons, smm: bool) -> Self {
+    pub(crate) fn new(line: Arc<Line>, shared: &Shared, smm: bool) -> Self {
+        let (events, buttons) = (shared.events.clone(), &shared.buttons);
         // The bit tells firmware that SMM is in use already, so that it does not try to use SMM
         // where there is none.
         let smi_enable = if smm { 0 } else { APMC_EN };
         let registers = Arc::new(Mutex::new(Registers {
             state: State::default(),
+            time: shared.time.clone(),
             clock: Clock::default(),
             overflow_at: OVERFLOW,
             smi_locked: false,
@@ -288,7 +291,7 @@ impl Block {
             return Access::Ignored;
         }
         let registers = self.registers.lock().expect("no device panicked");
-        let ticks = registers.clock.ticks();
+        let ticks = registers.clock.ticks(registers.time.now());
         for (at, to) in (offset..).zip(data) {
             let Some(byte) = registers.byte(at, ticks) else { return Access::Ignored };
             *to = byte;
@@ -349,7 +352,7 @@ impl Block {
     pub(crate) fn park(&mut self) -> State {
         self.alarm = None;
         let mut registers = self.registers.lock().expect("no device panicked");
-        let ticks = registers.clock.ticks();
+        let ticks = registers.clock.ticks(registers.time.now());
         registers.clock = Clock { base: ticks, since: None };
         State {
             timer: u32::try_from(ticks & u64::from(TIMER_MASK)).expect("24 bits"),
@@ -362,7 +365,7 @@ impl Block {
     pub(crate) fn run(&mut self, state: &State, smi_locked: bool) -> anyhow::Result<()> {
         let mut registers = self.registers.lock().expect("no device panicked");
         let base = u64::from(state.timer & TIMER_MASK);
-        registers.clock = Clock { base, since: Some(Instant::now()) };
+        registers.clock = Clock { base, since: Some(registers.time.now()) };
         registers.overflow_at = if state.overflow { 0 } else { next_overflow(base) };
         registers.smi_locked = smi_locked;
         registers.state = State {

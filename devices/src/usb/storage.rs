@@ -29,7 +29,7 @@ use super::{
     Stall, Transfer, TransferEnd, plug_device,
 };
 use crate::device::{Device, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::scsi::{Bus, MediaEvent, Profile, Sense, open_medium};
 use host::disk::{
     self, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray,
@@ -248,6 +248,10 @@ impl Build for Config {
     fn expect_file(&mut self, file: FileId) -> bool {
         self.file = Expected::Only(file);
         true
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        self.path.as_deref().map_or(HostSide::None, HostSide::Medium)
     }
 
     fn detach_host_side(&mut self) {

@@ -155,20 +155,22 @@ const KVM: &[u64] = &[
     0xae84, // SET_SREGS
     0xae88, // GET_MSRS
     0xae7c, // GET_CLOCK
+    0xae7b, // SET_CLOCK
     0xae89, // SET_MSRS
-    0xae8c, // GET_FPU
-    0xae8d, // SET_FPU
+    0xaea4, // GET_XSAVE
     0xae8e, // GET_LAPIC
     0xae8f, // SET_LAPIC
     0xae98, // GET_MP_STATE
     0xae99, // SET_MP_STATE
     0xae9a, // NMI
-    0xaea5, // SIGNAL_MSI
+    0xaea5, // SIGNAL_MSI, SET_XSAVE
     0xaea1, // GET_DEBUGREGS
-    0xaea2, // SET_DEBUGREGS
+    0xaea2, // SET_DEBUGREGS, SET_TSC_KHZ
+    0xaea3, // GET_TSC_KHZ
     0xaea6, // GET_XCRS
     0xaea7, // SET_XCRS
     0xaead, // KVMCLOCK_CTRL
+    0xaebe, // GET_NESTED_STATE
     0xaebf, // SET_NESTED_STATE
     0xaee1, // SET_DEVICE_ATTR
     0xaee2, // GET_DEVICE_ATTR
@@ -310,6 +312,9 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     calls.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![plain(3)?, no_address])?]);
     calls.insert(libc::SYS_sendmsg, vec![SeccompRule::new(vec![plain(2)?])?]);
     calls.insert(libc::SYS_setsockopt, socket_options()?);
+    // Only of an open file: its path is null.
+    let open = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    calls.insert(libc::SYS_utimensat, vec![SeccompRule::new(vec![open])?]);
     // A listener that is shut down for reading stops listening, and could then connect.
     calls.insert(libc::SYS_shutdown, one_of(1, &[flag(libc::SHUT_WR)])?);
     // Calls that `absent` makes fail must pass this filter.

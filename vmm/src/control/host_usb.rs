@@ -149,7 +149,7 @@ impl HostUsb {
         file: Option<&std::fs::File>,
     ) -> anyhow::Result<serde_json::Value> {
         let mut client = Client::connect_timeout(&self.control, TIMEOUT)?;
-        client.ask_with(command, file.map(AsFd::as_fd))
+        client.ask_with(command, file.map(AsFd::as_fd).as_slice())
     }
 
     /// Steps until a signal or the machine's end, then unplugs all devices.

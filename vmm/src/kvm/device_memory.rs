@@ -19,9 +19,9 @@ use super::smm;
 pub(super) const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
 
 /// A mapping, and the memory slot that shows it to the guest.
-pub(super) struct DeviceMemory {
+pub struct DeviceMemory {
     guest: Place,
-    region: MmapRegion,
+    region: Arc<MmapRegion>,
     state: Mutex<State>,
 }
 
@@ -60,7 +60,18 @@ impl DeviceMemory {
     pub(super) fn new(guest: Place, region: MmapRegion, slot: Slot) -> Self {
         let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
         let state = State { slot, mapped: false, changed: Pages::empty(tracked) };
-        Self { guest, region, state: Mutex::new(state) }
+        Self { guest, region: Arc::new(region), state: Mutex::new(state) }
+    }
+
+    pub fn contents(&self) -> Arc<MmapRegion> {
+        self.region.clone()
+    }
+
+    /// The contents, which the caller replaces.
+    pub fn overwrite(&self) -> Arc<MmapRegion> {
+        let mut state = self.state.lock().expect("no thread panicked");
+        state.changed.mark(0, self.region.size());
+        self.region.clone()
     }
 
     /// Fetches and clears KVM's list of pages that the guest wrote.

@@ -8,7 +8,7 @@ use std::sync::Once;
 use anyhow::Context;
 use kvm_bindings::{
     CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_device_attr, kvm_reinject_control,
-    kvm_userspace_memory_region,
+    kvm_userspace_memory_region, kvm_xsave,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::MmapRegion;
@@ -92,23 +92,48 @@ pub(super) fn set_up_machine_checks(kvm: &Kvm, vcpu: &VcpuFd) {
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xe2, kvm_device_attr);
 
+/// The attribute of a processor with the offset of its time stamp counter from the host's, at this
+/// address.
+fn tsc_attribute(address: u64) -> kvm_device_attr {
+    kvm_device_attr {
+        group: kvm_bindings::KVM_VCPU_TSC_CTRL,
+        attr: kvm_bindings::KVM_VCPU_TSC_OFFSET.into(),
+        addr: address,
+        flags: 0,
+    }
+}
+
+/// Linux before 5.16 does not tell the offset.
+pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
+    let mut offset = 0_u64;
+    let attribute = tsc_attribute(&raw mut offset as u64);
+    // SAFETY: the ioctl writes one u64 to the address in the attribute, which outlives the call.
+    let known = unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) };
+    (known == 0).then_some(offset)
+}
+
+/// Returns whether KVM took the offset.
+pub(super) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> bool {
+    let attribute = tsc_attribute(&raw const offset as u64);
+    // SAFETY: the ioctl reads one u64 from the address in the attribute, which outlives the call.
+    let done = unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) };
+    done == 0
+}
+
 /// Sets the offset of the guest's time stamp counter to the value that it has. After a triple fault
 /// on AMD, Linux 6.1 runs the processor with the host's counter, although it knows the offset.
 pub(super) fn renew_tsc_offset(vcpu: &VcpuFd) {
-    let mut offset = 0_u64;
-    let attribute = kvm_device_attr {
-        group: kvm_bindings::KVM_VCPU_TSC_CTRL,
-        attr: kvm_bindings::KVM_VCPU_TSC_OFFSET.into(),
-        addr: &raw mut offset as u64,
-        flags: 0,
-    };
-    // SAFETY: the ioctl writes one u64 to the address in the attribute, which outlives the call.
-    let known = unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) };
-    if known == 0 {
-        // SAFETY: the ioctl reads the same u64.
-        let done = unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) };
+    if let Some(offset) = tsc_offset(vcpu) {
+        let done = set_tsc_offset(vcpu, offset);
         tracing::trace!("the offset {offset:#x} of the time stamp counter is set again: {done}");
     }
+}
+
+/// Sets the registers that XSAVE has. Those of AMX, which need more room, are in no guest: this
+/// process never requests them.
+pub(super) fn set_xsave(vcpu: &VcpuFd, state: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+    // SAFETY: KVM reads more than this structure only of a guest that may have AMX.
+    unsafe { vcpu.set_xsave(state) }
 }
 
 /// The data of a port access, and the width of one access in bytes: a string instruction is one

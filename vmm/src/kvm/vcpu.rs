@@ -4,26 +4,26 @@
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context;
 use devices::bus::Spaces;
-use kvm_bindings::nested::KvmNestedStateBuffer;
 use kvm_bindings::{
-    CpuId, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_debugregs, kvm_enable_cap,
-    kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
-    kvm_xcrs,
+    CpuId, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_enable_cap, kvm_mp_state,
+    kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 
 use super::fd::{self, MemoryAccess};
 use super::smm::{self, Smm};
+use super::state;
 use super::vm::Vm;
 use crate::cpuid;
 use crate::hyperv::{Provider, Written, is_register};
 use crate::msr::Registers;
 
-/// Registers that a reset keeps: the time stamp counter, and IA32_TSC_ADJUST, which shifts it.
-const TSC: [u32; 2] = [0x10, 0x3b];
+/// IA32_TIME_STAMP_COUNTER
+const TSC: u32 = 0x10;
 /// IA32_MISC_ENABLE: fast strings, as firmware sets it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
 /// IA32_FEATURE_CONTROL: locked, as firmware sets it, with VMX if the guest has it. A processor
@@ -38,22 +38,6 @@ const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 /// HV_X64_MSR_CRASH_CTL: the guest may report a crash (CrashNotify). KVM does not say so itself.
 const CRASH_CTL: (u32, u64) = (0x4000_0105, 1 << 63);
 
-/// HV_X64_MSR_HYPERCALL.
-const HYPERCALL: u32 = 0x4000_0001;
-
-/// MSRs that KVM saves but does not list: MTRRs, and the pages, sources and timers of Hyper-V's
-/// synthetic interrupt controller. Without resetting them, a timer of the previous guest would
-/// write into the memory of the new one.
-const UNLISTED: &[RangeInclusive<u32>] = &[
-    0x200..=0x20f,
-    0x250..=0x250,
-    0x258..=0x259,
-    0x268..=0x26f,
-    0x2ff..=0x2ff,
-    0x4000_0082..=0x4000_0083,
-    0x4000_0090..=0x4000_009f,
-    0x4000_00b0..=0x4000_00b7,
-];
 /// KVM_SYSTEM_EVENT_CRASH, and the MSRs in which Hyper-V guests report the reason.
 const CRASH: u32 = 3;
 const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
@@ -61,23 +45,10 @@ const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
 pub struct Vcpu {
     fd: VcpuFd,
     id: ProcessorId,
-    power_on: PowerOn,
+    /// The state that a reset restores.
+    power_on: state::Processor,
     /// `None` in a machine without system-management mode.
     smm: Option<Arc<Smm>>,
-}
-
-/// The state that a reset restores.
-struct PowerOn {
-    regs: kvm_regs,
-    sregs: kvm_sregs,
-    fpu: kvm_fpu,
-    xcrs: Option<kvm_xcrs>,
-    msrs: Vec<kvm_msr_entry>,
-    lapic: kvm_lapic_state,
-    events: kvm_vcpu_events,
-    debug: kvm_debugregs,
-    /// Only with nested virtualization.
-    nested: Option<Box<KvmNestedStateBuffer>>,
 }
 
 #[derive(Debug)]
@@ -114,54 +85,61 @@ impl Vcpu {
             if vm.fd.check_extension(Cap::HypervSynic2) {
                 let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
                 fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
-                set_msr(&fd, SCONTROL.0, SCONTROL.1);
+                state::set_msr(&fd, SCONTROL.0, SCONTROL.1);
             }
-            set_msr(&fd, CRASH_CTL.0, CRASH_CTL.1);
+            state::set_msr(&fd, CRASH_CTL.0, CRASH_CTL.1);
         }
         fd::set_up_machine_checks(kvm, &fd);
-        set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
+        state::set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
         let nested = cpuid::is_nested(cpuid.as_slice());
-        set_msr(&fd, FEATURE_CONTROL, if nested { LOCKED | WITH_VMX } else { LOCKED });
-        let mut power_on = PowerOn::of(kvm, &fd)?;
-        if nested {
-            let mut state = Box::<KvmNestedStateBuffer>::default();
-            fd.nested_state(&mut state).context("nested virtualization")?;
-            power_on.nested = Some(state);
-        }
-        let vcpu = Self { fd, id, power_on, smm: vm.smm.clone() };
-        vcpu.set_mp_state()?;
-        Ok(vcpu)
-    }
-
-    /// Lets the first processor run. The others wait until it starts them.
-    fn set_mp_state(&self) -> anyhow::Result<()> {
+        state::set_msr(&fd, FEATURE_CONTROL, if nested { LOCKED | WITH_VMX } else { LOCKED });
+        // The first processor runs. The others wait until it starts them.
         let mp_state =
-            if self.id.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
-        self.fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")
+            if id.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
+        fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")?;
+        let power_on = state::Processor::new(kvm, &fd, nested)?;
+        Ok(Self { fd, id, power_on, smm: vm.smm.clone() })
     }
 
     pub fn reset(&self) -> anyhow::Result<()> {
-        let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug, nested } = &self.power_on;
-        // KVM now takes note of an SMI that the processor has not taken. Otherwise it would take it
-        // after the reset, with a handler of the previous system.
-        self.fd.get_vcpu_events().context("pending events")?;
-        // A processor that runs a guest of the guest leaves it. Otherwise the registers would
-        // become those of that guest.
-        if let Some(nested) = nested {
-            self.fd.set_nested_state(nested).context("nested virtualization")?;
-        }
-        self.fd.set_regs(regs).context("registers")?;
-        self.fd.set_fpu(fpu).context("floating-point registers")?;
-        if let Some(xcrs) = xcrs {
-            self.fd.set_xcrs(xcrs).context("extended control registers")?;
-        }
-        self.fd.set_sregs(sregs).context("system registers")?;
-        set_msrs(&self.fd, msrs)?;
-        fd::renew_tsc_offset(&self.fd);
-        self.set_mp_state()?;
-        self.fd.set_lapic(lapic).context("the local interrupt controller")?;
-        self.fd.set_vcpu_events(events).context("pending events")?;
-        self.fd.set_debug_regs(debug).context("debug registers")
+        self.power_on.set(&self.fd)
+    }
+
+    /// The state of a processor that is paused, for a snapshot.
+    pub fn state(&self) -> anyhow::Result<(state::Processor, state::Tsc)> {
+        Ok((self.power_on.now(&self.fd)?, state::Tsc::of(&self.fd)?))
+    }
+
+    /// Adds the interrupts that have reached the processor's local controller since.
+    pub fn add_interrupts(&self, state: &mut state::Processor) -> anyhow::Result<()> {
+        state.add_interrupts(&self.fd)
+    }
+
+    /// The clocks for a snapshot, and this process's at the same moment. This is the first
+    /// processor, and all are paused.
+    pub fn clock(&self, vm: &Vm) -> anyhow::Result<(state::Clock, Instant)> {
+        state::Clock::of(&vm.fd, &self.fd)
+    }
+
+    /// Lets all clocks go on from those of a snapshot. Returns the moment at which they were there.
+    pub fn continue_clock(vm: &Vm, all: &[&Self], clock: state::Clock) -> anyhow::Result<Instant> {
+        clock.set(&vm.fd, &all.iter().map(|vcpu| &vcpu.fd).collect::<Vec<_>>())
+    }
+
+    /// Lets the time stamp counter continue from that of a snapshot. `first` is the counter of the
+    /// first processor, in the snapshot and now; that processor has none. Returns the counter.
+    pub fn restore_tsc(
+        &self,
+        tsc: state::Tsc,
+        first: Option<(state::Tsc, state::Tsc)>,
+    ) -> anyhow::Result<state::Tsc> {
+        tsc.set(&self.fd, first)?;
+        state::Tsc::of(&self.fd)
+    }
+
+    /// Continues from the state of a snapshot.
+    pub fn restore(&self, state: &state::Processor) -> anyhow::Result<()> {
+        state.set(&self.fd)
     }
 
     /// Sets the state that a kernel's boot protocol requires, to start it without firmware.
@@ -176,7 +154,7 @@ impl Vcpu {
         self.fd.set_sregs(&sregs).context("system registers")?;
         self.fd.set_regs(&regs).context("registers")?;
         for (index, value) in msrs {
-            set_msr(&self.fd, *index, *value);
+            state::set_msr(&self.fd, *index, *value);
         }
         Ok(())
     }
@@ -275,8 +253,8 @@ impl Vcpu {
     /// Writes a register through which KVM reaches memory. Returns false for a fault.
     fn write_filtered(&self, index: u32, value: u64) -> bool {
         let Some(smm) = &self.smm else { return false };
-        let old = get_msr(&self.fd, index).unwrap_or(0);
-        smm.allows(index, old, value) && set_msr(&self.fd, index, value)
+        let old = state::get_msr(&self.fd, index).unwrap_or(0);
+        smm.allows(index, old, value) && state::set_msr(&self.fd, index, value)
     }
 
     /// The rate of the time stamp counter.
@@ -287,11 +265,7 @@ impl Vcpu {
 
     /// The time stamp counter as the guest reads it.
     pub fn tsc(&self) -> anyhow::Result<u64> {
-        let entry = kvm_msr_entry { index: TSC[0], ..Default::default() };
-        let mut msrs = Msrs::from_entries(&[entry]).context("a list of MSRs")?;
-        let count = self.fd.get_msrs(&mut msrs).context("the time stamp counter")?;
-        anyhow::ensure!(count == 1, "KVM does not tell the time stamp counter");
-        Ok(msrs.as_slice()[0].data)
+        state::get_msr(&self.fd, TSC).context("KVM does not tell the time stamp counter")
     }
 
     fn interrupted(&mut self) -> Exit {
@@ -387,70 +361,4 @@ impl Vcpu {
             s.tr.selector
         )
     }
-}
-
-impl PowerOn {
-    fn of(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Self> {
-        Ok(Self {
-            regs: fd.get_regs().context("registers")?,
-            sregs: fd.get_sregs().context("system registers")?,
-            fpu: fd.get_fpu().context("floating-point registers")?,
-            xcrs: fd.get_xcrs().ok(),
-            msrs: msrs(kvm, fd)?,
-            lapic: fd.get_lapic().context("the local interrupt controller")?,
-            events: fd.get_vcpu_events().context("pending events")?,
-            debug: fd.get_debug_regs().context("debug registers")?,
-            nested: None,
-        })
-    }
-}
-
-/// All MSRs that KVM saves for a processor, except the time stamp counter.
-fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
-    let list = kvm.get_msr_index_list().context("the list of MSRs")?;
-    let listed = list.as_slice().iter().copied().filter(|index| !TSC.contains(index));
-    let wanted = listed.chain(UNLISTED.iter().cloned().flatten());
-    let mut wanted: Vec<_> =
-        wanted.map(|index| kvm_msr_entry { index, ..Default::default() }).collect();
-    let mut known: Vec<kvm_msr_entry> = Vec::new();
-    // KVM stops at the first MSR that this processor does not have.
-    while !wanted.is_empty() {
-        let mut batch = Msrs::from_entries(&wanted).context("a list of MSRs")?;
-        let count = fd.get_msrs(&mut batch).context("MSRs")?;
-        known.extend(&batch.as_slice()[..count]);
-        wanted.drain(..(count + 1).min(wanted.len()));
-    }
-    // KVM takes no hypercall page, not even none, from a guest without a name: clear it first.
-    known.sort_by_key(|msr| msr.index != HYPERCALL);
-    Ok(known)
-}
-
-/// Writes many MSRs. KVM stops at each one that refuses its value; the loop continues after it.
-fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
-    while !msrs.is_empty() {
-        let batch = Msrs::from_entries(msrs).context("a list of MSRs")?;
-        let count = fd.set_msrs(&batch).context("MSRs")?;
-        if let Some(refused) = msrs.get(count) {
-            tracing::trace!("MSR {:#x} does not take {:#x}", refused.index, refused.data);
-        }
-        msrs = msrs.get(count + 1..).unwrap_or_default();
-    }
-    Ok(())
-}
-
-/// Writes an MSR. If the processor does not have it or refuses the value, it stays unchanged.
-/// Returns whether it was written.
-fn set_msr(fd: &VcpuFd, index: u32, data: u64) -> bool {
-    let entry = kvm_msr_entry { index, data, ..Default::default() };
-    let written = Msrs::from_entries(&[entry]).map(|msrs| fd.set_msrs(&msrs));
-    let done = matches!(written, Ok(Ok(1)));
-    if !done {
-        tracing::trace!("MSR {index:#x} does not take {data:#x}");
-    }
-    done
-}
-
-fn get_msr(fd: &VcpuFd, index: u32) -> Option<u64> {
-    let mut msrs = Msrs::from_entries(&[kvm_msr_entry { index, ..Default::default() }]).ok()?;
-    (fd.get_msrs(&mut msrs) == Ok(1)).then(|| msrs.as_slice()[0].data)
 }

@@ -2,7 +2,7 @@
 //! devices.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use anyhow::Context;
 use devices::device::Kind;
@@ -10,12 +10,13 @@ use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin,
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC,
     KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
-    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
+    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config,
 };
 use kvm_ioctls::{
     Cap, IoEventAddress, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags,
     NoDatamatch, VmFd,
 };
+use serde::{Deserialize, Serialize};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -23,6 +24,7 @@ use super::device_memory::{CHIPS, DeviceMemory, Place};
 use super::fd::{self, Slot};
 use super::routes::{Irqfd, PINS, Table};
 use super::smm::{self, Smm};
+use super::state::{Chips, Clock};
 use crate::{hyperv, ram};
 use host::smram;
 
@@ -30,6 +32,14 @@ use host::smram;
 /// reserves the 16 KiB.
 const IDENTITY_MAP: u64 = 0xfeff_c000;
 const TSS: usize = 0xfeff_d000;
+
+/// The state of a virtual machine besides memory and processors.
+#[derive(Serialize, Deserialize)]
+pub struct State {
+    chips: Chips,
+    pub clock: Clock,
+}
+
 /// A virtual machine without processors.
 pub struct Vm {
     pub(super) fd: Arc<VmFd>,
@@ -37,15 +47,11 @@ pub struct Vm {
     ram: Arc<GuestMemoryMmap>,
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
-    chips: Mutex<Option<Chips>>,
+    lent: Mutex<Vec<Weak<DeviceMemory>>>,
+    /// The interrupt controllers and the timer at power-on.
+    power_on: Mutex<Option<Chips>>,
     /// `None` in a machine without system-management mode.
     pub(super) smm: Option<Arc<Smm>>,
-}
-
-/// The power-on state of the interrupt controllers and the timer.
-struct Chips {
-    chips: Vec<kvm_irqchip>,
-    pit: kvm_pit_state2,
 }
 
 impl Vm {
@@ -67,7 +73,8 @@ impl Vm {
                 None
             }
         };
-        Ok(Self { fd, ram: ram.clone(), next_slot, table, chips: None.into(), smm })
+        let (ram, power_on) = (ram.clone(), None.into());
+        Ok(Self { fd, ram, next_slot, table, lent: Mutex::default(), power_on, smm })
     }
 
     fn slot(&self, flags: u32) -> Slot {
@@ -97,15 +104,29 @@ impl Vm {
         // Unknown and invalid MSRs, and those of a filter, exit to this process, so that the policy
         // is per machine and not per host.
         self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b111);
-        let mut chips = Vec::new();
-        for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
-            let mut chip = kvm_irqchip { chip_id, ..Default::default() };
-            self.fd.get_irqchip(&mut chip).context("interrupt controllers")?;
-            chips.push(chip);
-        }
-        let pit = self.fd.get_pit2().context("the timer")?;
-        *self.chips.lock().expect("no thread panicked") = Some(Chips { chips, pit });
+        *self.power_on.lock().expect("no thread panicked") = Some(self.chips()?);
         Ok(())
+    }
+
+    /// The interrupt controllers and the timer as they are now.
+    fn chips(&self) -> anyhow::Result<Chips> {
+        Chips::of(&self.fd, &[KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC])
+    }
+
+    /// The memory of all devices, in the order in which they were built.
+    pub fn device_memory(&self) -> Vec<Arc<DeviceMemory>> {
+        self.lent.lock().expect("no thread panicked").iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The state for a snapshot, with the clocks of an earlier moment. The processors must be
+    /// paused.
+    pub fn state(&self, clock: Clock) -> anyhow::Result<State> {
+        Ok(State { chips: self.chips()?, clock })
+    }
+
+    /// Continues from the state of a snapshot, without its clocks.
+    pub fn restore(&self, state: &State) -> anyhow::Result<()> {
+        state.chips.set(&self.fd)
     }
 
     /// Makes KVM leave registers to this process: with SMM those through which KVM would reach its
@@ -148,12 +169,8 @@ impl Vm {
 
     /// Resets the interrupt controllers and the timer to their power-on state.
     pub fn reset(&self) -> anyhow::Result<()> {
-        let chips = self.chips.lock().expect("no thread panicked");
-        let chips = chips.as_ref().context("the machine has no interrupt controllers yet")?;
-        for chip in &chips.chips {
-            self.fd.set_irqchip(chip).context("interrupt controllers")?;
-        }
-        self.fd.set_pit2(&chips.pit).context("the timer")
+        let chips = self.power_on.lock().expect("no thread panicked");
+        chips.as_ref().context("the machine has no interrupt controllers yet")?.set(&self.fd)
     }
 }
 
@@ -204,7 +221,9 @@ impl Hypervisor for Vm {
         };
         let ram = self.ram.iter().map(smram::range).collect();
         let guest = Place { vm: self.fd.clone(), ram, smm: self.smm.is_some() };
-        Ok(Arc::new(DeviceMemory::new(guest, region, self.slot(flags))))
+        let memory = Arc::new(DeviceMemory::new(guest, region, self.slot(flags)));
+        self.lent.lock().expect("no thread panicked").push(Arc::downgrade(&memory));
+        Ok(memory)
     }
 
     fn release(&self, range: Range<u64>) {

@@ -50,6 +50,11 @@ impl Generation {
         File { name: vmgenid::ADDRESS_FILE.to_owned(), content }
     }
 
+    /// Continues with the ID of a snapshot, which the guest knows.
+    pub(super) fn restore(&self, id: Uuid) {
+        self.state().id = id;
+    }
+
     /// Changes the ID, and notifies the guest if it knows the ID. Fails if the address that the
     /// guest reported is not in RAM.
     pub fn change(&self, id: Uuid, memory: &Memory, buttons: &Buttons) -> anyhow::Result<()> {

@@ -82,6 +82,10 @@ impl Image for RetryWhenFull {
         self.inner.geometry()
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.inner.keeps_writes()
+    }
+
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let inner = self.inner.channel(memory)?;
         let timer = Timer::with_event(inner.event())?;

@@ -96,6 +96,10 @@ impl Image for Limited {
         self.inner.geometry()
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.inner.keeps_writes()
+    }
+
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let inner = self.inner.channel(memory)?;
         let timer = Timer::with_event(inner.event())?;

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{
-    AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, statx,
+    AtFlags, FallocateFlags, OFlags, StatxFlags, Timespec, Timestamps, fallocate, fcntl_getfl,
+    fcntl_setfl, futimens, statx,
 };
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
@@ -290,8 +291,20 @@ fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     // Some file systems need room to free room, so a full volume does not mean no support.
     let tried = fallocate(file, punch, behind, u64::from(unit)).map_err(io::Error::from);
+    // A snapshot compares the time of the last change with that of its disk.
+    keep_time(file, found);
     let works = tried.is_ok() || tried.is_err_and(|error| is_full(&error));
     if works { unit } else { 0 }
+}
+
+/// Sets the time of the last change to what it was. Only the owner of the file may do that.
+fn keep_time(file: &File, found: &fs::Metadata) {
+    let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let last_modification = Timespec { tv_sec: found.mtime(), tv_nsec: found.mtime_nsec() };
+    let times = Timestamps { last_access: omit, last_modification };
+    if let Err(error) = futimens(file, &times) {
+        tracing::debug!("the time of a disk's last change: {error}");
+    }
 }
 
 /// The flags of `fallocate` that zero a range, freeing its room if `unmap`.

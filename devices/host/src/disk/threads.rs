@@ -45,6 +45,10 @@ impl Image for Threaded {
         self.medium.geometry()
     }
 
+    fn keeps_writes(&self) -> bool {
+        self.medium.keeps_writes()
+    }
+
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let shared = Arc::new(Shared {
             medium: self.medium.clone(),

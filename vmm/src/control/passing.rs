@@ -1,4 +1,4 @@
-//! Passes an open file over the control socket: SCM_RIGHTS, with the first byte of a command.
+//! Passes open files over the control socket: SCM_RIGHTS, with the first byte of a command.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -10,32 +10,35 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Reads from a client, and keeps the last file that it passed. Others are closed.
+/// The most files of one command.
+const MOST: usize = 2;
+
+/// Reads from a client, and keeps the files that it passed last. Others are closed.
 pub(super) struct Incoming<'a> {
     client: &'a UnixStream,
-    file: Option<OwnedFd>,
+    files: Vec<OwnedFd>,
 }
 
 impl<'a> Incoming<'a> {
     pub(super) fn new(client: &'a UnixStream) -> Self {
-        Self { client, file: None }
+        Self { client, files: Vec::new() }
     }
 
-    pub(super) fn take_file(&mut self) -> Option<OwnedFd> {
-        self.file.take()
+    pub(super) fn take_files(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.files)
     }
 }
 
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         // Files that do not fit are closed by the kernel.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
         let mut vectors = [IoSliceMut::new(buffer)];
         let got = recvmsg(self.client, &mut vectors, &mut rights, RecvFlags::CMSG_CLOEXEC)?;
         for message in rights.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
-                self.file = files.last().or_else(|| self.file.take());
+                self.files = files.take(MOST).collect();
             }
         }
         Ok(got.bytes)
@@ -46,12 +49,13 @@ impl Read for Incoming<'_> {
 pub(super) fn send(
     stream: &UnixStream,
     bytes: &[u8],
-    file: BorrowedFd<'_>,
+    files: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<usize> {
-    let files = [file];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
-    rights.push(SendAncillaryMessage::ScmRights(&files));
+    if !rights.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(rustix::io::Errno::MSGSIZE);
+    }
     sendmsg(stream, &[IoSlice::new(bytes)], &mut rights, SendFlags::NOSIGNAL)
 }
 
@@ -64,23 +68,30 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_file_arrives_open_with_its_bytes_and_only_the_last_is_kept() {
+    fn files_arrive_open_with_their_bytes_and_only_the_last_are_kept() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut reader = Incoming::new(&ours);
         theirs.write_all(b"plain").unwrap();
         let mut bytes = [0; 16];
         assert_eq!(reader.read(&mut bytes).unwrap(), 5);
-        assert!(reader.take_file().is_none());
-        for text in ["first", "second"] {
+        assert!(reader.take_files().is_empty());
+        let file = |text: &str| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(text.as_bytes()).unwrap();
             file.rewind().unwrap();
-            assert_eq!(send(&theirs, b"x", file.as_fd()).unwrap(), 1);
-        }
+            file
+        };
+        let sent = [file("first"), file("second"), file("third")];
+        let fds: Vec<_> = sent.iter().map(AsFd::as_fd).collect();
+        assert_eq!(send(&theirs, b"x", &fds[..1]).unwrap(), 1);
+        assert_eq!(send(&theirs, b"x", &fds[1..]).unwrap(), 1);
         drop(theirs);
         while reader.read(&mut bytes[..1]).unwrap() == 1 {}
-        let mut text = String::new();
-        File::from(reader.take_file().unwrap()).read_to_string(&mut text).unwrap();
-        assert_eq!(text, "second");
+        let texts = reader.take_files().into_iter().map(|file| {
+            let mut text = String::new();
+            File::from(file).read_to_string(&mut text).unwrap();
+            text
+        });
+        assert_eq!(texts.collect::<Vec<_>>(), ["second", "third"]);
     }
 }

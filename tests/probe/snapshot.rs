@@ -1,0 +1,264 @@
+//! A machine is saved in the middle of its work, and goes on in another process.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use host::testutil::noise::Noise;
+use serde_json::Value;
+use transom_tests::lab::everything;
+use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
+use vmm::control::{Command, Then};
+use vmm::snapshot::files::save;
+
+use crate::runs_here;
+
+/// The number of snapshots of each machine, and with `TRANSOM_TESTS=all`.
+const SNAPSHOTS: [usize; 2] = [12, 70];
+/// The longest time between two, in microseconds.
+const LONGEST: u64 = 30_000;
+/// Requests of the probe for each snapshot, in each direction.
+const REQUESTS: usize = 5000;
+const SIZE: u64 = 32 << 20;
+
+/// A machine that may have been saved and restored several times.
+struct Machine {
+    folder: tempfile::TempDir,
+    running: Running,
+    /// Its output before it was saved.
+    before: String,
+    snapshots: usize,
+}
+
+impl Machine {
+    fn start(words: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let control = folder.path().join("control").display().to_string();
+        let words = [&["run", "--control", &control], words].concat();
+        let running = Running::vmm(&words).expect("vmm");
+        let mut machine = Self { folder, running, before: String::new(), snapshots: 0 };
+        machine.status();
+        machine
+    }
+
+    fn control(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+
+    fn status(&mut self) -> Value {
+        let status = connect(&self.control()).and_then(|mut it| it.ask(&Command::Status));
+        status.unwrap_or_else(|error| {
+            let ended = self.running.wait(PATIENCE);
+            panic!("{error:#}: {ended:?}: {}", self.running.stderr.text())
+        })
+    }
+
+    fn save(&mut self, then: Then) -> anyhow::Result<PathBuf> {
+        let dir = self.folder.path().join(self.snapshots.to_string());
+        save(&mut connect(&self.control())?, &dir, then)?;
+        self.snapshots += 1;
+        Ok(dir)
+    }
+
+    /// Goes on in another process. `how` is what follows the folder.
+    fn restore(&mut self, dir: &Path, how: &str) {
+        self.before.push_str(&self.running.stdout.text());
+        let dir = format!("{}{how}", dir.display());
+        self.running = Running::vmm(&["run", "--restore", &dir]).expect("vmm");
+    }
+
+    fn output(&self) -> String {
+        format!("{}{}", self.before, self.running.stdout.text())
+    }
+}
+
+/// Writes and verifies disks, and saves the machine at random moments until it is done.
+fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
+    let disk = tempfile::NamedTempFile::new().expect("a disk");
+    disk.as_file().set_len(SIZE).expect("a disk");
+    let device = format!("{kind},path={}", disk.path().display());
+    let wanted = SNAPSHOTS[usize::from(everything())];
+    let mut words = String::from("checks=none ");
+    // Long enough for all snapshots: the rest is done without them.
+    let requests = wanted * REQUESTS;
+    for (mode, requests) in [("write", requests), ("verify", requests)] {
+        let way = format!("seed=19,depth=32,span=8M,requests={requests},wait={wait}");
+        write!(words, "disk={mode},{way} ").expect("a String takes everything");
+    }
+    let words = format!("{words} then=poweroff");
+    let mut machine =
+        Machine::start(&["--memory", "64M", "--device", &device, "--cmdline", &words]);
+    while machine.snapshots < wanted {
+        sleep(Duration::from_micros(random.below(LONGEST)));
+        let then = random.choose(&[Then::Resume, Then::Pause, Then::Quit, Then::Quit]);
+        let dir = machine.save(then).unwrap_or_else(|error| {
+            panic!("{kind}, snapshot {}: {error:#}: {}", machine.snapshots, machine.output())
+        });
+        match then {
+            // The next must be as good after this one.
+            Then::Resume => {}
+            Then::Pause => {
+                let mut client = connect(&machine.control()).expect("control");
+                client.ask(&Command::Resume).expect("it resumes");
+            }
+            Then::Quit => {
+                assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+                let how = random.choose(&["", ",copy", ",unchecked", ",copy,unchecked"]);
+                machine.restore(&dir, how);
+            }
+        }
+    }
+    let ended = machine.running.wait(PATIENCE).expect("an end");
+    let output = machine.output();
+    assert_eq!(ended, 0, "{kind}: {output}{}", machine.running.stderr.text());
+    let report = report(&output).expect("a report");
+    assert_eq!(report["ok"], true, "{kind}: {report}");
+    let found = findings(&report, "disk");
+    assert_eq!(found.len(), 2, "{kind}: {report}");
+    for found in found {
+        assert_eq!(found["verdict"], "pass", "{kind}: {found}");
+        assert_eq!((&found["mismatches"], &found["errors"]), (&0.into(), &0.into()), "{found}");
+    }
+}
+
+#[test]
+fn disks_keep_every_byte_through_snapshots_at_any_moment() {
+    if !runs_here("disks_keep_every_byte_through_snapshots_at_any_moment") {
+        return;
+    }
+    let mut random = Noise::new(19);
+    for wait in ["poll", "interrupt"] {
+        for kind in ["virtio-blk", "nvme", "ahci-disk"] {
+            works_through_snapshots(kind, wait, &mut random);
+        }
+    }
+}
+
+/// A machine that is saved at its end, where it halts: its memory and its disk.
+fn saved(folder: &Path, then: Then) -> Machine {
+    File::create(folder.join("disk")).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let disk = format!("nvme,path={}", folder.join("disk").display());
+    let words = ["--memory", "64M", "--cmdline", "checks=none then=halt"];
+    let mut machine =
+        Machine::start(&[&words[..], &["--display", "640x480", "--device", &disk]].concat());
+    machine.running.says("\"probe\"", 1).expect("a report");
+    machine.save(then).expect("a snapshot");
+    machine
+}
+
+fn refused(folder: &Path, words: &[&str]) -> String {
+    let Ended { status, stderr, .. } =
+        run_in(folder, &[&["run", "--restore", "0"], words].concat()).expect("vmm");
+    assert_eq!(status, 1, "{words:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{words:?}: {stderr}");
+    stderr
+}
+
+#[test]
+fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
+    if !runs_here("a_snapshot_that_does_not_fit_is_refused_in_a_sentence") {
+        return;
+    }
+    let disks = tempfile::tempdir().expect("a folder");
+    let mut machine = saved(disks.path(), Then::Quit);
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+    let folder = machine.folder.path();
+    let disk = disks.path().join("disk");
+    let device = format!("nvme,path={}", disk.display());
+    for (words, said) in [
+        (["--cpus", "2"], "--cpus 1"),
+        (["--memory", "128M"], "--memory 64M"),
+        (["--display", "none"], "`display`"),
+        (["--device", "edu"], "`nvme`"),
+        (["--device", &format!("{device},slot=07.0")], "in the snapshot, and not"),
+    ] {
+        let error = refused(folder, &words);
+        assert!(error.contains(said), "{words:?}: {error}");
+    }
+    // Its files, damaged one after the other, and mended again.
+    let dir = folder.join("0");
+    let (state, memory) = (dir.join("machine.json"), dir.join("memory"));
+    let text = fs::read(&state).expect("its state");
+    for (new, said) in [
+        (&b"{}\n{}"[..], "first line is damaged"),
+        (b"", "first line is damaged"),
+        (br#"{"format":9,"vmm":"7.1","bytes":0,"crc32":0}"#, "first line"),
+        (b"{\"format\":9,\"vmm\":\"7.1\",\"bytes\":0,\"crc32\":0}\n", "with vmm 7.1"),
+        (&text[..text.len() - 1], "checksum"),
+        (&[&text[..text.len() - 9], b"123456789"].concat(), "checksum"),
+    ] {
+        fs::write(&state, new).expect("a damaged file");
+        let error = refused(folder, &[]);
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    fs::remove_file(&state).expect("it is removed");
+    assert!(refused(folder, &[]).contains("no complete snapshot"));
+    fs::write(&state, &text).expect("it is whole again");
+    let file = File::options().read(true).write(true).open(&memory).expect("memory");
+    let mut page = [0; 64];
+    file.read_exact_at(&mut page, 0x10_0000).expect("memory");
+    file.write_all_at(&page.map(|byte| !byte), 0x10_0000).expect("memory");
+    assert!(refused(folder, &[]).contains("damaged between"));
+    file.write_all_at(&page, 0x10_0000).expect("memory");
+    let length = file.metadata().expect("memory").len();
+    file.set_len(length - 1).expect("memory");
+    assert!(refused(folder, &[]).contains("bytes, and the machine has"));
+    file.set_len(length).expect("memory");
+    // A disk that was written since.
+    let times = fs::metadata(&disk).and_then(|it| it.modified()).expect("a time");
+    let file = File::options().write(true).open(&disk).expect("the disk");
+    file.write_all_at(b"other", 5 << 20).expect("a byte");
+    assert!(refused(folder, &[]).contains("file of `nvme` has changed since"));
+    file.set_modified(times).expect("a time");
+    drop(file);
+    // Whole again, it runs.
+    machine.restore(&folder.join("0"), "");
+    assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+}
+
+#[test]
+fn a_machine_that_cannot_be_saved_goes_on() {
+    if !runs_here("a_machine_that_cannot_be_saved_goes_on") {
+        return;
+    }
+    let disk = tempfile::NamedTempFile::new().expect("a disk");
+    disk.as_file().set_len(SIZE).expect("a disk");
+    let device = format!("nvme,path={},overlay=on", disk.path().display());
+    let words = ["--memory", "64M", "--device", &device, "--cmdline", "checks=none then=halt"];
+    let mut machine = Machine::start(&words);
+    machine.running.says("\"probe\"", 1).expect("a report");
+    let error = machine.save(Then::Quit).expect_err("a disk in memory").to_string();
+    assert!(error.contains("nvme: a disk with `overlay=on`"), "{error}");
+    assert!(!machine.folder.path().join("0").exists(), "the rest of a snapshot that failed");
+    assert_eq!(machine.status()["state"], "running");
+}
+
+#[test]
+fn a_copy_gets_a_generation_of_its_own_and_a_suspended_machine_keeps_it() {
+    if !runs_here("a_copy_gets_a_generation_of_its_own_and_a_suspended_machine_keeps_it") {
+        return;
+    }
+    let disks = tempfile::tempdir().expect("a folder");
+    for (then, same) in [(Then::Pause, false), (Then::Quit, true)] {
+        let mut machine = saved(disks.path(), then);
+        let dir = machine.folder.path().join("0");
+        let text = fs::read_to_string(dir.join("machine.json")).expect("its state");
+        let state = text.lines().nth(1).expect("a second line");
+        let id = serde_json::from_str::<Value>(state).expect("JSON")["generation"].clone();
+        if then == Then::Pause {
+            let mut client = connect(&machine.control()).expect("control");
+            for command in [Command::Nmi, Command::PowerButton] {
+                let error = client.ask(&command).expect_err("the devices are parked").to_string();
+                assert!(error.contains("resume it first"), "{error}");
+            }
+            client.ask(&Command::Quit).expect("it quits");
+        }
+        machine.running.wait(PATIENCE).expect("an end");
+        machine.restore(&dir, "");
+        let now = machine.status()["vmgenid"].clone();
+        assert_eq!(now == id, same, "{then:?}: {id} and {now}");
+    }
+}

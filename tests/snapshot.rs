@@ -1,0 +1,224 @@
+//! Machines are saved at random moments and go on in other processes: Linux under load, and UEFI
+//! firmware, with system-management mode too.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use host::testutil::noise::Noise;
+use transom_tests::guest::{Guest, Running};
+use transom_tests::lab::{self, Lab};
+use transom_tests::linux::{Booted, Linux};
+use transom_tests::say;
+use transom_tests::suite::{Suite, Test};
+use transom_tests::uefi::{self, Shell};
+use vmm::control::{Client, Then};
+use vmm::snapshot::files::save;
+
+const BOOT: Duration = Duration::from_secs(180);
+const SOON: Duration = Duration::from_secs(60);
+/// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
+const SNAPSHOTS: [u32; 2] = [8, 200];
+/// The longest time between two, in milliseconds.
+const LONGEST: u64 = 1500;
+
+const ASSETS: &[&str] = &[
+    "BZIMAGE_GENERIC_13",
+    "MODULES_GENERIC_13",
+    "BZIMAGE_GENERIC",
+    "MODULES_GENERIC",
+    "OVMF_CODE_13",
+    "OVMF_VARS_13",
+    "OVMF_CODE_SECBOOT_13",
+    "BOOT_CD",
+    "BUSYBOX",
+];
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_balloon",
+    "virtio-rng",
+    "nvme",
+    "ahci",
+    "sd_mod",
+    "crc32c_generic",
+    "ext4",
+    "xhci-pci",
+    "usbhid",
+    "hid-generic",
+];
+
+fn main() -> ExitCode {
+    let linux = |name: &str, kernel: &'static str| {
+        Test::new(name, move || linux_goes_on_under_load(kernel))
+    };
+    let firmware = |name: &str, smm| Test::new(name, move || firmware_goes_on(smm));
+    let tests = vec![
+        firmware("firmware_goes_on_from_snapshots_while_it_boots", false),
+        firmware("firmware_with_smm_goes_on_from_snapshots", true),
+        linux("linux_13_goes_on_from_snapshots_under_load", "_GENERIC_13"),
+        linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),
+    ];
+    Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
+}
+
+/// Saves a machine, waits for its end, and continues in another process.
+fn moved(mut running: Running, folder: &Path, how: &str) -> anyhow::Result<Running> {
+    let dir = folder.join("snapshot");
+    fs::remove_dir_all(&dir).ok();
+    let start = Instant::now();
+    save(&mut Client::connect(running.control())?, &dir, Then::Quit)?;
+    let saved = start.elapsed();
+    running.ends_with(0, SOON)?;
+    let start = Instant::now();
+    let restored = Guest::restored(format!("{}{how}", dir.display())).start()?;
+    // It answers as soon as it runs.
+    while restored.resets().is_err() {
+        ensure!(start.elapsed() < SOON, "it does not run: {}", restored.stderr());
+        sleep(Duration::from_millis(5));
+    }
+    say!("saved in {saved:?}, restored{how} in {:?}", start.elapsed());
+    Ok(restored)
+}
+
+/// Numbers that are written one by one, files and memory that are compared again and again, and a
+/// clock that never jumps. Faults are in /wrong.
+const LOAD: &str = r#"
+set -e
+for disk in vda nvme0n1 sda; do
+  /usr/sbin/mke2fs -q -t ext4 /dev/$disk
+  mkdir -p /mnt/$disk
+  mount -t ext4 /dev/$disk /mnt/$disk
+done
+mkdir -p /memory
+mount -t tmpfs none /memory
+head -c 50331648 /dev/urandom > /memory/data
+sum=$(md5sum < /memory/data)
+touch /wrong
+(
+  i=0
+  while [ ! -e /stop ]; do i=$((i + 1)); echo $i >> /mnt/vda/numbers; sync /mnt/vda/numbers; done
+  touch /stopped.numbers
+) &
+for disk in nvme0n1 sda; do (
+  while [ ! -e /stop ]; do
+    head -c 3145728 /dev/urandom > /data.$disk
+    cp /data.$disk /mnt/$disk/data
+    sync
+    echo 3 > /proc/sys/vm/drop_caches
+    cmp /data.$disk /mnt/$disk/data >> /wrong 2>&1 || true
+  done
+  touch /stopped.$disk
+) & done
+(
+  while [ ! -e /stop ]; do
+    [ "$(md5sum < /memory/data)" = "$sum" ] || echo "memory has changed" >> /wrong
+  done
+  touch /stopped.memory
+) &
+(
+  before=$(cut -d . -f 1 /proc/uptime)
+  while [ ! -e /stop ]; do
+    usleep 100000
+    now=$(cut -d . -f 1 /proc/uptime)
+    [ $((now - before)) -lt 8 ] || echo "from $before s to $now s in a moment" >> /wrong
+    before=$now
+  done
+  touch /stopped.clock
+) &
+"#;
+
+/// Ends the load, and checks the numbers.
+const CHECK: &str = r#"
+touch /stop
+for it in numbers nvme0n1 sda memory clock; do
+  while [ ! -e /stopped.$it ]; do usleep 100000; done
+done
+umount /mnt/vda
+mount -t ext4 -o ro /dev/vda /mnt/vda
+seq 1 $(wc -l < /mnt/vda/numbers) | cmp - /mnt/vda/numbers >> /wrong 2>&1 || true
+wc -l < /mnt/vda/numbers
+cat /wrong
+"#;
+
+fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("a folder")?;
+    let mut guest = Guest::transom().cpus("2").display("1024x768");
+    for kind in ["virtio-blk", "nvme", "ahci-disk"] {
+        let path = folder.path().join(kind);
+        File::create(&path)?.set_len(128 << 20)?;
+        guest = guest.word("--device").word(format!("{kind},path={}", path.display()));
+    }
+    for device in ["virtio-rng", "virtio-balloon", "xhci", "usb-tablet"] {
+        guest = guest.word("--device").word(device);
+    }
+    let image = lab::asset(&format!("BZIMAGE{kernel}"))?;
+    let modules = lab::asset(&format!("MODULES{kernel}"))?;
+    let linux = Linux::new(guest, &image).modules(&modules, MODULES);
+    let linux = linux.program("/usr/sbin/mke2fs")?.file("load.sh", LOAD).file("check.sh", CHECK);
+    let mut booted = linux.boot(BOOT)?;
+    let begin = "sh /load.sh > /said 2>&1 || { cat /said; exit 1; }";
+    booted.run(begin, SOON)?;
+    booted.run("dmesg -c > /dev/null", SOON)?;
+    let mut random = Noise::new(19);
+    for round in 0..SNAPSHOTS[usize::from(lab::everything())] {
+        sleep(Duration::from_millis(random.below(LONGEST)));
+        let how = random.choose(&["", "", ",copy", ",unchecked"]);
+        let Booted { running } = booted;
+        let running =
+            moved(running, folder.path(), how).with_context(|| format!("round {round}"))?;
+        booted = Booted { running };
+        let wrong = booted.run("cat /wrong", SOON)?;
+        ensure!(wrong.trim().is_empty(), "after snapshot {round}: {wrong}");
+    }
+    let found = booted.run("sh /check.sh", SOON)?;
+    let numbers = found.trim().parse::<u64>();
+    let numbers = numbers.with_context(|| format!("more than a number: {found}"))?;
+    ensure!(numbers > 20, "only {numbers} numbers were written");
+    say!("{numbers} numbers");
+    logs_no_errors(&mut booted)?;
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+fn logs_no_errors(booted: &mut Booted) -> anyhow::Result<()> {
+    let words = "unstable|skew|stall|lockup|hung|blocked for|timed out|timeout|i/o error|\
+                 call trace|ext4-fs error|bug:|lost|reset controller";
+    let complaints = booted.try_run(&format!("dmesg | grep -iE '{words}'"), SOON)?.output;
+    ensure!(complaints.trim().is_empty(), "the kernel complains: {complaints}");
+    Ok(())
+}
+
+/// Firmware is saved while it boots, several times, and in its shell.
+fn firmware_goes_on(smm: bool) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("a folder")?;
+    let vars = uefi::store(&lab::asset("OVMF_VARS_13")?, folder.path())?;
+    let code = lab::asset(if smm { "OVMF_CODE_SECBOOT_13" } else { "OVMF_CODE_13" })?;
+    let mut guest = Guest::transom().cpus("2").memory("256M").firmware(code, vars);
+    if smm {
+        // Its shell is on a CD, because it has none.
+        let cd = format!("ahci-cdrom,path={}", lab::asset("BOOT_CD")?.display());
+        guest = guest.word("--smm").word("on").word("--device").word(cd);
+    }
+    let mut running = guest.start()?;
+    for _ in 0..5 {
+        sleep(Duration::from_millis(900));
+        running = moved(running, folder.path(), "")?;
+    }
+    let mut shell = Shell { running };
+    shell.prompt(BOOT)?;
+    let version = shell.run("ver", SOON)?;
+    ensure!(version.contains("UEFI Interactive Shell"), "not a shell: {version}");
+    shell.running = moved(shell.running, folder.path(), "")?;
+    // The store takes a variable, and the machine is reset with it.
+    shell.run("setvar transom -guid 12345678-1234-1234-1234-123456789abc -nv -bs =0x19", SOON)?;
+    shell.running.send("reset")?;
+    shell.prompt(BOOT)?;
+    let found = shell.run("setvar transom -guid 12345678-1234-1234-1234-123456789abc", SOON)?;
+    ensure!(found.contains("19"), "the variable: {found}");
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! Saves a machine, and builds it again from what was saved.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use devices::board::Board;
+use devices::device;
+use devices::grants::Claim;
+use devices::registry;
+use host::uuid::Uuid;
+use kvm_bindings::kvm_cpuid_entry2 as Leaf;
+use vm_memory::{GuestMemoryBackend as _, GuestRegionMmap, MmapRegion};
+
+use super::{Machine, Plan};
+use crate::config::Config;
+use crate::control::Then;
+use crate::cpuid;
+use crate::kvm::vcpu::Vcpu;
+use crate::ram;
+use crate::snapshot::memory::Before;
+use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, memory};
+
+/// The devices of a board that has not run yet, each with its claims.
+pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
+    let device = |(name, claims): (&str, &[Claim])| {
+        (name.to_owned(), claims.iter().map(ToString::to_string).collect())
+    };
+    board.claims().map(device).collect()
+}
+
+/// The kinds of devices whose state is in another process or in hardware.
+const UNSAVED: [(&str, &str); 2] = [
+    ("tpm", "the state of a TPM is not saved yet: do without snapshots of this machine"),
+    ("usb-host", "a USB device of the host is not saved: detach it first"),
+];
+
+/// The files of the machine's disks and drives, before they are opened: that may change them.
+pub(super) fn marks(plan: &Plan) -> anyhow::Result<Vec<Mark>> {
+    let mut counts = BTreeMap::<_, usize>::new();
+    let mut marks = Vec::new();
+    for device in plan.devices() {
+        let count = counts.entry(device.kind()).or_default();
+        *count += 1;
+        if let Some(path) = device.file() {
+            marks.push(Mark::of(&registry::name(device.kind(), *count), path)?);
+        }
+    }
+    marks.extend(of_vars(&plan.config)?);
+    Ok(marks)
+}
+
+fn of_vars(config: &Config) -> anyhow::Result<Option<Mark>> {
+    config.vars.as_ref().map(|path| Mark::of("--vars", path)).transpose()
+}
+
+impl Snapshot {
+    /// The saved features of each processor, if this host has them.
+    pub(super) fn cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
+        let saved = &self.saved.cpuid;
+        ensure!(
+            saved.len() == plan.apic_ids.len() && self.saved.moment.processors.len() == saved.len(),
+            "the snapshot has {} processors, and this machine {}: start it with `--cpus {}`",
+            saved.len(),
+            plan.apic_ids.len(),
+            self.saved.config.cpus
+        );
+        for (index, saved) in (0..).zip(saved) {
+            cpuid::check(saved, plan.model.of(index)?.as_slice())?;
+        }
+        Ok(saved.clone())
+    }
+}
+
+impl Machine {
+    /// Saves the machine to these files. The processors must be paused. The devices stay parked
+    /// until `go_on`, so that its disks do not change.
+    pub fn save(&mut self, machine: &File, memory: &File, then: Then) -> anyhow::Result<()> {
+        self.can_be_saved()?;
+        let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
+        self.parked = Some(moment);
+        // An interrupt that a device sent before it was parked may reach its processor late.
+        let memory = self.save_memory(memory).context("memory")?;
+        let states = self.parked.iter_mut().flat_map(|moment| &mut moment.processors);
+        for (vcpu, (state, _)) in self.processors.each().zip(states) {
+            vcpu.add_interrupts(state)?;
+        }
+        let files = self.marks()?;
+        let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
+        let (config, cpuid) = (portable(&self.config), self.cpuid.clone());
+        let (layout, generation) = (self.layout.clone(), self.generation.show());
+        let saved = Saved { config, then, layout, cpuid, moment, generation, files, memory };
+        let written = saved.write(machine);
+        self.parked = Some(saved.moment);
+        written
+    }
+
+    /// Fails if a part of the state is in another process, in hardware, or lost at the end.
+    fn can_be_saved(&self) -> anyhow::Result<()> {
+        for (name, _) in self.board.claims() {
+            let kind = name.split('.').next().unwrap_or_default();
+            if let Some((_, reason)) = UNSAVED.iter().find(|it| it.0 == kind) {
+                bail!("{name}: {reason}");
+            }
+        }
+        let disks = self.board.shared.disks.all();
+        match disks.iter().find(|disk| !disk.image.keeps_writes()) {
+            Some(disk) => {
+                bail!("{}: a disk with `overlay=on` keeps no writes to go on from", disk.name)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn park_all(&self) -> anyhow::Result<Moment> {
+        let first = self.processors.each().next().context("a machine without processors")?;
+        let (clock, now) = first.clock(&self.vm)?;
+        drop(first);
+        self.board.shared.time.stop(Some(now));
+        let devices = self.board.park();
+        let taken = (|| {
+            let processors = self.processors.each().map(|vcpu| vcpu.state());
+            anyhow::Ok((processors.collect::<anyhow::Result<_>>()?, self.vm.state(clock)?))
+        })();
+        match taken {
+            Ok((processors, vm)) => {
+                let hyperv = self.processors.hyperv().map(|hyperv| hyperv.state());
+                Ok(Moment { processors, vm, hyperv, devices })
+            }
+            Err(error) => {
+                self.run_devices(devices)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn run_devices(&self, devices: Vec<(String, device::Saved)>) -> anyhow::Result<()> {
+        let ran = self.board.run(devices);
+        self.board.shared.time.stop(None);
+        ran
+    }
+
+    /// Lets the machine continue where it was saved. `resume` starts the processors.
+    pub fn go_on(&mut self) -> anyhow::Result<()> {
+        self.parked.take().map_or(Ok(()), |moment| self.continue_from(moment))
+    }
+
+    fn continue_from(&self, moment: Moment) -> anyhow::Result<()> {
+        let all: Vec<_> = self.processors.each().collect();
+        let mut first = None;
+        for (vcpu, (_, tsc)) in all.iter().zip(&moment.processors) {
+            let now = vcpu.restore_tsc(*tsc, first)?;
+            first.get_or_insert((*tsc, now));
+        }
+        let vcpus: Vec<&Vcpu> = all.iter().map(|vcpu| &**vcpu).collect();
+        self.vm.restore(&moment.vm)?;
+        let began = Vcpu::continue_clock(&self.vm, &vcpus, moment.vm.clock)?;
+        for (vcpu, (state, _)) in all.iter().zip(&moment.processors) {
+            vcpu.restore(state)?;
+        }
+        if let (Some(hyperv), Some(state)) = (self.processors.hyperv(), moment.hyperv) {
+            hyperv.restore(state);
+        }
+        self.board.shared.time.stop(Some(began));
+        self.run_devices(moment.devices)
+    }
+
+    /// Whether the devices are parked, since the machine was saved.
+    pub fn is_parked(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    /// Continues from a snapshot, after `build` with it. `resume` starts the processors.
+    pub fn restore(&mut self, snapshot: Snapshot) -> anyhow::Result<()> {
+        let regions = self.ram.num_regions();
+        let device_memory = self.vm.device_memory();
+        for (backing, (at, part)) in device_memory.iter().zip(snapshot.device_memory(regions)) {
+            let contents = backing.overwrite();
+            memory::read(&snapshot.memory, at, part, &contents).context("memory of a device")?;
+        }
+        let Saved { moment, generation, then, memory: parts, .. } = snapshot.saved;
+        self.origin = Some(Origin { file: snapshot.memory, parts });
+        self.board.park();
+        if self.direct.is_some() {
+            self.generation.started_directly();
+        }
+        self.fresh = false;
+        self.continue_from(moment)?;
+        // A machine that ended with its snapshot goes on once: its disks show that. Others may be
+        // copies.
+        let before = Uuid::from_str(&generation)?;
+        let now = match &self.own_generation {
+            Some(id) => Uuid::from_str(id)?,
+            None if then == Then::Quit => before,
+            None => Uuid::random()?,
+        };
+        self.generation.restore(before);
+        if now == before { Ok(()) } else { self.renew(now) }
+    }
+
+    /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
+    /// changed yet.
+    pub(super) fn check(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
+        compare(&saved.layout, &self.layout)?;
+        let configured: Vec<_> = self.layout.iter().map(|it| &it.0).collect();
+        let present: Vec<_> = saved.moment.devices.iter().map(|it| &it.0).collect();
+        if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
+            bail!(
+                "`{name}` was plugged into the machine while it ran: unplug it before a snapshot"
+            );
+        }
+        if let Some(name) = configured.iter().find(|name| !present.contains(name)) {
+            bail!("`{name}` was unplugged while the machine ran: it cannot be restored without it");
+        }
+        let sizes = self.mappings().map(|region| region.size() as u64);
+        ensure!(
+            sizes.eq(saved.memory.iter().map(|part| part.bytes)),
+            "the memory of the snapshot has other parts than that of this machine: start it with \
+             `--memory {}`",
+            saved.config.memory.size
+        );
+        ensure!(
+            saved.moment.hyperv.is_some() == self.processors.hyperv().is_some(),
+            "the snapshot and this machine differ in `--hyperv`: `own`"
+        );
+        Mark::compare(&saved.files, marks)
+    }
+
+    /// All mappings with contents: RAM, then the memory of devices.
+    fn mappings(&self) -> impl Iterator<Item = Arc<MmapRegion>> {
+        let ram = self.ram.iter().map(GuestRegionMmap::get_mmap);
+        ram.chain(self.vm.device_memory().into_iter().map(|it| it.contents()))
+    }
+
+    fn save_memory(&self, file: &File) -> anyhow::Result<Vec<memory::Part>> {
+        let places = self.origin.iter().flat_map(|origin| {
+            let places = memory::places(&origin.parts);
+            places.map(|(at, part)| Before::Saved(&origin.file, at, part))
+        });
+        let places = places.map(Some).chain(std::iter::repeat(None));
+        let mut at = 0;
+        let mut parts = Vec::new();
+        for (region, before) in self.mappings().zip(places) {
+            let before = before.filter(|_| ram::is_saved(&region)).unwrap_or(Before::Zeros);
+            let part = memory::write(file, at, &region, &self.pages, before)?;
+            at += part.bytes;
+            parts.push(part);
+        }
+        file.set_len(at)?;
+        file.sync_all()?;
+        Ok(parts)
+    }
+
+    /// The files of the disks and drives, as they are now.
+    fn marks(&self) -> anyhow::Result<Vec<Mark>> {
+        let disks = self.board.shared.disks.all();
+        let mut marks = Vec::new();
+        for disk in &disks {
+            marks.push(Mark::of(&disk.name, &disk.path)?);
+        }
+        marks.extend(of_vars(&self.config)?);
+        Ok(marks)
+    }
+}
+
+/// The configuration without what belongs to one process or one life.
+fn portable(config: &Config) -> Config {
+    Config { restore: None, vmgenid: None, die_with: Default::default(), ..config.clone() }
+}
+
+/// The first difference between the devices of a snapshot and of a machine, as an error.
+fn compare(
+    saved: &[(String, Vec<String>)],
+    machine: &[(String, Vec<String>)],
+) -> anyhow::Result<()> {
+    let same = "start it with the same devices, in the same order";
+    for (name, claims) in saved {
+        let Some((_, ours)) = machine.iter().find(|it| it.0 == *name) else {
+            bail!("the snapshot has `{name}`, and this machine does not: {same}");
+        };
+        if let Some(claim) = claims.iter().find(|it| !ours.contains(it)) {
+            bail!("`{name}` has {claim} in the snapshot, and not in this machine: {same}");
+        }
+    }
+    match machine.iter().find(|it| !saved.iter().any(|other| other.0 == it.0)) {
+        Some((name, _)) => bail!("this machine has `{name}`, and the snapshot does not: {same}"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,344 @@
+//! Carries out the commands of the control socket and of viewers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::str::FromStr as _;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use devices::power::Buttons;
+use host::disk::Drive;
+use host::display::Scanout;
+use host::input::Position;
+use host::net::link::Link;
+use host::size::Size;
+use host::uuid::Uuid;
+use screen::keys::layout::Stroke;
+use screen::keys::{Combination, text};
+use serde_json::{Value, json};
+
+use super::MainLoop;
+use crate::control::{Command, LinkState, Request, Then};
+use crate::plug;
+use crate::screenshot::{self, Picture};
+use crate::status::Status;
+use crate::viewers::Screen;
+
+/// How long `vmm ctl balloon` waits for new statistics from the guest. After that it reports the
+/// previous ones.
+const BALLOON_TIMEOUT: Duration = Duration::from_millis(250);
+
+impl MainLoop {
+    pub(super) fn control(&mut self, mut request: Request) -> Option<u8> {
+        let mut status = None;
+        if self.machine.is_parked() && !works_while_parked(&request.command) {
+            request.answer(Err(anyhow::anyhow!(PARKED)));
+            return None;
+        }
+        let mut files = std::mem::take(&mut request.files);
+        let answer = match &request.command {
+            Command::Status => Ok(self.status()),
+            Command::Pause => self.stay_paused(),
+            Command::Resume => self.go_on().map(|()| json!({})),
+            Command::Snapshot { then, .. } => {
+                let then = then.unwrap_or_default();
+                let saved = self.save(&files, then);
+                status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
+                saved
+            }
+            Command::Reset => self.reset().map(|()| json!({})),
+            Command::PowerButton => press(&self.machine.shared().buttons),
+            Command::Nmi => self.nmi(),
+            Command::Registers => Ok(json!({ "registers": self.registers() })),
+            Command::Balloon { size } => self.balloon(*size),
+            Command::Grow { name, size } => self.grow(name, *size),
+            Command::Vmgenid { id } => self.renew(id.as_deref()),
+            Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Attach { device, only } => {
+                plug::attach(&mut self.machine, device, *only, files.pop())
+                    .map_err(|error| self.jail.explain(error))
+            }
+            Command::Detach { name } => plug::detach(&mut self.machine, name),
+            Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
+            Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
+                .map_err(|error| self.jail.explain(error)),
+            Command::Screenshot => {
+                request.answer_picture(self.screenshot());
+                return None;
+            }
+            Command::Key { keys } => self.key(keys),
+            Command::Type { text } => {
+                match self.strokes(text) {
+                    Ok(strokes) => self.type_strokes(strokes, request),
+                    Err(error) => request.answer(Err(error)),
+                }
+                return None;
+            }
+            Command::Pointer { x, y, buttons, wheel } => {
+                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
+                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
+            }
+            Command::Quit => {
+                status = Some(Status::Off as u8);
+                Ok(json!({}))
+            }
+        };
+        request.answer(answer);
+        status
+    }
+
+    fn status(&self) -> Value {
+        let disks = self.machine.shared().disks.all();
+        let links = self.machine.shared().links.all();
+        let clipboard = &self.machine.shared().clipboard;
+        json!({
+            "state": self.state(),
+            "resets": self.resets.count,
+            "processors": self.machine.config.cpus.count,
+            "memory": self.machine.config.memory.size.0,
+            "pid": std::process::id(),
+            "uuid": self.machine.config.smbios.uuid,
+            "vmgenid": self.machine.generation.show(),
+            "jail": self.jail.status(),
+            "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
+            "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
+            "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
+            "drives": plug::drives(&self.machine),
+            "usb": self.machine.usb(),
+            // null without a port for the agent.
+            "clipboard": clipboard.has_port().then(|| clipboard.has_agent()),
+            "lights": self.machine.shared().input.lights(),
+            "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
+        })
+    }
+
+    fn stay_paused(&mut self) -> anyhow::Result<Value> {
+        self.machine.pause();
+        self.paused = true;
+        Ok(json!({}))
+    }
+
+    fn nmi(&self) -> anyhow::Result<Value> {
+        let sent = self.machine.nmi();
+        self.resume_if_allowed();
+        sent.map(|()| json!({}))
+    }
+
+    fn go_on(&mut self) -> anyhow::Result<()> {
+        let parked = self.machine.is_parked();
+        self.machine.go_on()?;
+        self.paused = false;
+        if !parked {
+            self.machine.wake_clocks();
+        }
+        self.resume_if_allowed();
+        Ok(())
+    }
+
+    /// Saves the machine to the two files that the client passed.
+    fn save(&mut self, files: &[OwnedFd], then: Then) -> anyhow::Result<Value> {
+        let [machine, memory] = files else {
+            bail!("a snapshot needs two open files: use `vmm ctl snapshot`");
+        };
+        let [machine, memory] =
+            [machine, memory].map(|file| file.try_clone().map(File::from).context("its files"));
+        ensure!(
+            self.holds == 0,
+            "the machine waits for the host: free space for its disks, and try again"
+        );
+        let start = Instant::now();
+        self.settle()?;
+        let saved = self.machine.save(&machine?, &memory?, then);
+        if saved.is_err() || then == Then::Resume {
+            self.machine.go_on()?;
+            self.resume_if_allowed();
+        }
+        saved?;
+        self.paused |= then == Then::Pause;
+        tracing::info!("saved in {:?}", start.elapsed());
+        Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
+    }
+
+    /// Pauses the processors, and handles all that they and the devices requested before.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        loop {
+            self.machine.pause();
+            let Ok(notice) = self.notices.try_recv() else { return Ok(()) };
+            if let Some(status) = self.handle(notice)? {
+                self.end = Some((Instant::now(), status));
+                bail!("the machine was switched off meanwhile");
+            }
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.paused, self.holds) {
+            (true, _) => "paused",
+            (false, 0) => "running",
+            (false, _) => "waiting for the host",
+        }
+    }
+
+    /// Sets the balloon's target if a size is given, and reports the balloon's state.
+    fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
+        let (balloon, memory) = (&self.machine.shared().balloon, self.machine.config.memory.size);
+        if let Some(size) = size {
+            balloon.resize(size, memory)?;
+        }
+        // A paused guest does not answer, and a new target takes time to reach.
+        let waits = size.is_none() && !self.must_stay_paused();
+        let report = balloon.report(if waits { BALLOON_TIMEOUT } else { Duration::ZERO })?;
+        let statistics = report.statistics.into_iter().map(|(name, value)| (name, value.into()));
+        Ok(json!({
+            "target": report.target,
+            "actual": report.actual,
+            "statistics": statistics.collect::<BTreeMap<_, Value>>(),
+            "age": report.age.map(|age| age.as_secs_f64()),
+        }))
+    }
+
+    fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
+        let display = self.machine.shared().screens.first();
+        screenshot::take(&*display.context("this machine has no display")?)
+    }
+
+    /// Extends a disk, and reports its new size.
+    fn grow(&self, name: &str, size: Option<Size>) -> anyhow::Result<Value> {
+        let disk = self.machine.shared().disks.find(name)?;
+        disk.grow(size.map(|size| size.0))?;
+        Ok(show_disk(&disk))
+    }
+
+    /// Changes the VM Generation ID, and reports the new one.
+    fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
+        self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
+        Ok(json!({ "vmgenid": self.machine.generation.show() }))
+    }
+
+    /// Sets the link state and the MTU of a network device, and reports both.
+    fn link(
+        &self,
+        name: &str,
+        state: Option<LinkState>,
+        mtu: Option<u16>,
+    ) -> anyhow::Result<Value> {
+        let link = self.machine.shared().links.find(name)?;
+        if let Some(mtu) = mtu {
+            link.set_mtu(mtu)?;
+        }
+        if let Some(state) = state {
+            link.set_plugged(state == LinkState::Up);
+        }
+        Ok(show_link(name, &link))
+    }
+
+    /// Presses keys in this order, and releases them in reverse order.
+    fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
+        let input = &self.machine.shared().input;
+        ensure!(
+            input.has_room(),
+            "{keys}: not pressed: the guest has thousands of unread keys: try again when it reads \
+             them, or reset it"
+        );
+        let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
+        for key in keys.0.iter().rev() {
+            input.key(*key, false);
+        }
+        ensure!(
+            taken == keys.0.len(),
+            "{keys}: no keyboard that the guest uses has all of these keys"
+        );
+        Ok(json!({}))
+    }
+
+    /// The keystrokes that produce a text on the machine's keyboard.
+    fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
+        text::plan(&*self.machine.config.keyboard.layout()?, text)
+    }
+
+    /// Types in a separate thread, because the guest may read keys slowly.
+    fn type_strokes(&self, strokes: Vec<Stroke>, request: Request) {
+        let (hub, turn) = (self.machine.shared().input.clone(), self.typing.clone());
+        let body = move || {
+            // Wait until the previous text is typed.
+            let _turn = turn.lock().expect("a panic ends the process");
+            request.answer(text::send(&hub, &strokes).map(|()| json!({})));
+        };
+        // If no thread can be created, the request is dropped and its client gets an error.
+        Builder::new().name("typist".into()).spawn(body).ok();
+    }
+
+    fn point(&self, position: Position) -> anyhow::Result<Value> {
+        let limit = Position::MAX;
+        ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
+        let taken = self.machine.shared().input.position(position);
+        ensure!(
+            taken,
+            "the guest uses no pointing device with absolute positions: it needs --device xhci, \
+             --device usb-tablet and a driver"
+        );
+        Ok(json!({}))
+    }
+
+    /// The registers of all processors, which are paused to read them.
+    fn registers(&self) -> Vec<String> {
+        self.machine.pause();
+        let registers = self.machine.registers();
+        self.resume_if_allowed();
+        registers
+    }
+}
+
+/// The refusal of other commands while the devices are parked.
+const PARKED: &str = "the machine was saved and is paused: resume it first (`vmm ctl resume`)";
+
+/// Whether the command needs no running device.
+fn works_while_parked(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Status
+            | Command::Pause
+            | Command::Resume
+            | Command::Reset
+            | Command::Registers
+            | Command::Screenshot
+            | Command::Snapshot { .. }
+            | Command::Quit
+    )
+}
+
+/// The display's resolution, or null while it is off.
+fn show_display(display: &dyn Scanout) -> Value {
+    let mode = display.mode().map(|mode| format!("{}x{}", mode.width, mode.height));
+    json!({ "mode": mode })
+}
+
+fn show_disk(disk: &Drive) -> Value {
+    let geometry = disk.geometry();
+    json!({
+        "name": disk.name,
+        "kind": disk.kind(),
+        "serial": disk.serial,
+        "path": disk.path.display().to_string(),
+        "size": geometry.size,
+        "readonly": geometry.read_only,
+    })
+}
+
+/// Shows a network device. `up` means that frames pass: it is plugged in and its peer is connected.
+fn show_link(name: &str, link: &Link) -> Value {
+    json!({
+        "name": name,
+        "up": link.is_up(),
+        "plugged": link.is_plugged(),
+        "mtu": link.mtu(),
+        "vhost": link.kernel_pairs(),
+    })
+}
+
+fn press(buttons: &Buttons) -> anyhow::Result<Value> {
+    anyhow::ensure!(buttons.press(), "this machine has no power button");
+    Ok(json!({}))
+}

@@ -1,0 +1,196 @@
+//! A saved machine: a folder with `machine.json`, the machine's configuration and state, and
+//! `memory`, a sparse file with the contents of its memory.
+//!
+//! `machine.json` begins with a line of its own: format, version, and length and checksum of the
+//! rest. It gets its name last, so a folder without it holds no snapshot. Snapshots are as secret
+//! as the guest's memory: only their owner can read them.
+
+pub mod files;
+pub mod memory;
+
+use std::fs::File;
+use std::io::{Read, Write as _};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use devices::device;
+use kvm_bindings::kvm_cpuid_entry2;
+use serde::{Deserialize, Serialize};
+use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
+
+use self::memory::Part;
+use crate::config::{Config, Memory, Restore};
+use crate::control::Then;
+use crate::hyperv;
+use crate::kvm::{state, vm};
+use crate::ram;
+
+/// The only format that this version writes and reads. A change of what `Saved` means needs a new
+/// number.
+const FORMAT: u32 = 1;
+/// The limit for the first line, and for the rest of the file.
+const MAX_HEADER: usize = 256;
+const MAX_STATE: u64 = 256 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    format: u32,
+    vmm: String,
+    bytes: u64,
+    crc32: u32,
+}
+
+/// All of a machine but the contents of its memory.
+#[derive(Serialize, Deserialize)]
+pub struct Saved {
+    /// With defaults filled in, without what belongs to one process.
+    pub config: Config,
+    pub then: Then,
+    /// The devices of the configuration, each with its claims.
+    pub layout: Vec<(String, Vec<String>)>,
+    pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
+    pub moment: Moment,
+    pub generation: String,
+    pub files: Vec<Mark>,
+    /// RAM, then the memory of devices, as they follow each other in the file.
+    pub memory: Vec<Part>,
+}
+
+/// Processors, chip set and devices at one moment. Their clocks stop there, and go on together.
+#[derive(Serialize, Deserialize)]
+pub struct Moment {
+    pub processors: Vec<(state::Processor, state::Tsc)>,
+    pub vm: vm::State,
+    pub hyperv: Option<hyperv::State>,
+    pub devices: Vec<(String, device::Saved)>,
+}
+
+impl Saved {
+    pub fn write(&self, mut file: &File) -> anyhow::Result<()> {
+        let state = serde_json::to_vec(self).context("the machine's state")?;
+        let header = Header {
+            format: FORMAT,
+            vmm: env!("CARGO_PKG_VERSION").into(),
+            bytes: state.len() as u64,
+            crc32: crc32fast::hash(&state),
+        };
+        let mut text = serde_json::to_vec(&header)?;
+        text.push(b'\n');
+        text.extend(state);
+        file.write_all(&text).and_then(|()| file.sync_all()).context("machine.json")
+    }
+
+    fn read(mut from: impl Read) -> anyhow::Result<Self> {
+        let mut text = Vec::new();
+        from.by_ref().take(MAX_STATE).read_to_end(&mut text)?;
+        let end = text.iter().take(MAX_HEADER).position(|byte| *byte == b'\n');
+        let (line, state) = text.split_at(end.context("the first line is damaged")?);
+        let state = &state[1..];
+        let header: Header = serde_json::from_slice(line).context("the first line is damaged")?;
+        let Header { format, vmm, bytes, crc32 } = header;
+        ensure!(
+            format == FORMAT,
+            "its format is {format}, and this version reads format {FORMAT}: restore it with vmm \
+             {vmm}, which wrote it, and shut the guest down there"
+        );
+        ensure!(
+            bytes == state.len() as u64 && crc32 == crc32fast::hash(state),
+            "it is damaged: its checksum is wrong"
+        );
+        serde_json::from_slice(state).context("it does not describe a machine of this version")
+    }
+}
+
+/// A snapshot that is restored.
+pub struct Snapshot {
+    pub saved: Saved,
+    pub memory: File,
+    pub copy: bool,
+}
+
+/// The snapshot whose contents the machine's memory had at first.
+pub struct Origin {
+    pub file: File,
+    pub parts: Vec<Part>,
+}
+
+impl Snapshot {
+    /// Opens and checks a snapshot. `unchecked` leaves out the contents of memory.
+    pub fn open(from: &Restore) -> anyhow::Result<Self> {
+        Self::open_files(from).with_context(|| format!("--restore {}", from.dir.display()))
+    }
+
+    fn open_files(from: &Restore) -> anyhow::Result<Self> {
+        let path = from.dir.join(files::MACHINE);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
+                "there is no complete snapshot: `{}` is missing, which is written last",
+                files::MACHINE
+            ),
+            other => other.context(files::MACHINE)?,
+        };
+        let saved = Saved::read(file).context(files::MACHINE)?;
+        let memory = File::open(from.dir.join(files::MEMORY)).context(files::MEMORY)?;
+        memory::check(&memory, &saved.memory, !from.unchecked).context(files::MEMORY)?;
+        Ok(Self { saved, memory, copy: from.copy })
+    }
+
+    /// Guest RAM with the contents of the snapshot.
+    pub fn ram(
+        &self,
+        memory: &Memory,
+        ranges: &[Range<u64>],
+    ) -> anyhow::Result<Arc<GuestMemoryMmap>> {
+        // Memory in huge pages cannot be that of a file.
+        if !self.copy && memory.hugepages.is_none() {
+            return ram::map(memory, ranges, Some(&self.memory));
+        }
+        let ram = ram::map(memory, ranges, None)?;
+        for (region, (at, part)) in ram.iter().zip(memory::places(&self.saved.memory)) {
+            memory::read(&self.memory, at, part, &region.get_mmap()).context("memory")?;
+        }
+        Ok(ram)
+    }
+
+    /// Where in the file, and in which parts, the memory of devices is.
+    pub fn device_memory(&self, regions: usize) -> impl Iterator<Item = (u64, &Part)> {
+        memory::places(&self.saved.memory).skip(regions)
+    }
+}
+
+/// A file whose content the guest relies on, as it was in the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The device that uses the file.
+    name: String,
+    bytes: u64,
+    /// Seconds and nanoseconds of the last change; none for what is no regular file.
+    changed: Option<(i64, i64)>,
+}
+
+impl Mark {
+    pub fn of(name: &str, path: &Path) -> anyhow::Result<Self> {
+        let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
+        let changed = found.is_file().then(|| (found.mtime(), found.mtime_nsec()));
+        Ok(Self { name: name.to_owned(), bytes: found.len(), changed })
+    }
+
+    /// Fails if the file is not as it was. Otherwise the guest would write its old picture of a
+    /// file system over a newer one.
+    pub fn compare(before: &[Self], now: &[Self]) -> anyhow::Result<()> {
+        for was in before {
+            let is = now.iter().find(|is| is.name == was.name);
+            let is = is.with_context(|| format!("this machine has no `{}`", was.name))?;
+            ensure!(
+                is == was,
+                "the file of `{}` has changed since the snapshot, and the guest would destroy it: \
+                 restore it as it was then, or start the machine without the snapshot",
+                was.name
+            );
+        }
+        Ok(())
+    }
+}

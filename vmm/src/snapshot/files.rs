@@ -1,0 +1,79 @@
+//! The client's side of `vmm ctl snapshot`: the machine may not create files, so the client creates
+//! them and passes them on.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use crate::control::{Client, Command, Then};
+
+pub(super) const MACHINE: &str = "machine.json";
+pub(super) const MEMORY: &str = "memory";
+/// The name of the first until it is complete.
+const UNFINISHED: &str = "machine.json.unfinished";
+
+/// Saves the machine in a folder, which must be new or empty. Nothing is left of a snapshot that
+/// fails.
+pub fn save(client: &mut Client, dir: &Path, then: Then) -> anyhow::Result<Value> {
+    let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
+    let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
+    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then) };
+    let answer = client.ask_with(&command, &[machine.as_fd(), memory.as_fd()])?;
+    folder.finish().with_context(|| dir.display().to_string())?;
+    Ok(answer)
+}
+
+/// The folder of a snapshot, whose files are removed unless it is finished.
+struct Folder {
+    path: PathBuf,
+    /// Whether it was created here.
+    new: bool,
+    finished: bool,
+}
+
+impl Folder {
+    fn new(path: &Path) -> anyhow::Result<Self> {
+        let mut new = true;
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                new = false;
+                let empty = fs::read_dir(path)?.next().is_none();
+                ensure!(empty, "it is not empty: save the machine in a new folder");
+            }
+            other => other?,
+        }
+        Ok(Self { path: path.to_owned(), new, finished: false })
+    }
+
+    fn file(&self, name: &str) -> anyhow::Result<File> {
+        let path = self.path.join(name);
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).create_new(true).mode(0o600).open(&path);
+        opened.with_context(|| path.display().to_string())
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        // The machine may have ended with these files: they stay, even if this fails.
+        self.finished = true;
+        fs::rename(self.path.join(UNFINISHED), self.path.join(MACHINE))?;
+        Ok(File::open(&self.path)?.sync_all()?)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.finished {
+            for name in [UNFINISHED, MEMORY] {
+                fs::remove_file(self.path.join(name)).ok();
+            }
+            if self.new {
+                fs::remove_dir(&self.path).ok();
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The file with the contents of memory: sparse, with a checksum for each piece that has data.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use anyhow::{Context, ensure};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use vm_memory::{MmapRegion, VolatileMemory as _};
+
+use crate::ram;
+
+/// The bytes that have a checksum together.
+const CHUNK: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// Bytes of /proc/self/pagemap for a page, and its bits: in memory or swapped out; of a file.
+const ENTRY: usize = 8;
+const PRESENT: u64 = 0b11 << 62;
+const OF_FILE: u64 = 1 << 61;
+
+/// A mapping in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub bytes: u64,
+    /// The checksum of each mebibyte, or none if it has only zeros and the file has no data there.
+    checksums: Vec<Option<u32>>,
+}
+
+/// The offset of each part in the file.
+pub fn places(parts: &[Part]) -> impl Iterator<Item = (u64, &Part)> {
+    let mut next = 0;
+    parts.iter().map(move |part| {
+        let at = next;
+        next += part.bytes;
+        (at, part)
+    })
+}
+
+/// The contents of a mapping at first.
+#[derive(Clone, Copy)]
+pub enum Before<'a> {
+    Zeros,
+    /// The contents of a part of a snapshot, from this offset of its file on.
+    Saved(&'a File, u64, &'a Part),
+}
+
+/// The list of the process's pages. It tells which pages of a mapping were never written.
+pub struct Pages(Option<File>);
+
+impl Pages {
+    /// Must be opened before the jail, which hides it.
+    pub fn open() -> Self {
+        Self(File::open("/proc/self/pagemap").ok())
+    }
+
+    /// Whether all pages at this address are as they were at first, so that reading them, which
+    /// makes the host allocate them, is not necessary.
+    fn unchanged(&self, address: usize, bytes: usize) -> bool {
+        let Some(file) = &self.0 else { return false };
+        let mut entries = vec![0; bytes.div_ceil(PAGE) * ENTRY];
+        let read = file.read_exact_at(&mut entries, (address / PAGE * ENTRY) as u64);
+        let words = entries.chunks_exact(ENTRY).filter_map(|it| it.try_into().ok());
+        let mut entries = words.map(u64::from_ne_bytes);
+        read.is_ok() && entries.all(|entry| entry & PRESENT == 0 || entry & OF_FILE != 0)
+    }
+}
+
+/// Writes a mapping to the file, from this offset on.
+pub fn write(
+    file: &File,
+    offset: u64,
+    region: &MmapRegion,
+    pages: &Pages,
+    before: Before<'_>,
+) -> anyhow::Result<Part> {
+    let bytes = region.size();
+    let mut checksums = Vec::with_capacity(bytes.div_ceil(CHUNK));
+    let mut buffer = vec![0; CHUNK];
+    for start in (0..bytes).step_by(CHUNK) {
+        let buffer = &mut buffer[..CHUNK.min(bytes - start)];
+        let address = region.as_ptr().addr() + start;
+        let unchanged = pages.unchanged(address, buffer.len());
+        let unchanged = unchanged && !ram::is_replaced(address..address + buffer.len());
+        match before {
+            Before::Zeros if unchanged => {
+                checksums.push(None);
+                continue;
+            }
+            Before::Saved(.., part) if unchanged && part.checksums[start / CHUNK].is_none() => {
+                checksums.push(None);
+                continue;
+            }
+            Before::Saved(old, at, _) if unchanged => {
+                old.read_exact_at(buffer, at + start as u64).context("the snapshot before")?;
+            }
+            Before::Zeros | Before::Saved(..) => {
+                region.as_volatile_slice().subslice(start, buffer.len())?.copy_to(buffer);
+            }
+        }
+        checksums.push(write_chunk(file, offset + start as u64, buffer)?);
+    }
+    Ok(Part { bytes: bytes as u64, checksums })
+}
+
+/// Writes the pages that are not zero. Returns the checksum if there are any.
+fn write_chunk(file: &File, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<u32>> {
+    let zero = |page: &[u8]| page == &[0; PAGE][..page.len()];
+    let mut at = 0;
+    let mut written = false;
+    // Pages that follow each other are one write.
+    let pages: Vec<_> = chunk.chunks(PAGE).collect();
+    for run in pages.chunk_by(|one, next| zero(one) == zero(next)) {
+        let length: usize = run.iter().map(|page| page.len()).sum();
+        if !zero(run[0]) {
+            written = true;
+            file.write_all_at(&chunk[at..at + length], offset + at as u64)?;
+        }
+        at += length;
+    }
+    Ok(written.then(|| crc32fast::hash(chunk)))
+}
+
+/// Checks the length of the file, and with `contents` all checksums.
+pub fn check(file: &File, parts: &[Part], contents: bool) -> anyhow::Result<()> {
+    let whole = |part: &Part| part.bytes.div_ceil(CHUNK as u64) == part.checksums.len() as u64;
+    ensure!(parts.iter().all(whole), "it does not have a checksum for each part");
+    let bytes = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+    let length = file.metadata()?.len();
+    ensure!(length == bytes, "it has {length} bytes, and the machine has {bytes}");
+    if contents {
+        for (at, part) in places(parts) {
+            each_chunk(file, at, part, |_, _| Ok(()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a part from the file to memory that has only zeros.
+pub fn read(file: &File, offset: u64, part: &Part, region: &MmapRegion) -> anyhow::Result<()> {
+    let bytes = region.size();
+    ensure!(bytes as u64 == part.bytes, "it has {} bytes, and the machine {bytes}", part.bytes);
+    each_chunk(file, offset, part, |start, chunk| {
+        region.as_volatile_slice().subslice(start, chunk.len())?.copy_from(chunk);
+        Ok(())
+    })
+}
+
+/// Calls `take` with the position and the contents of each mebibyte that has data, after checking
+/// it.
+fn each_chunk(
+    file: &File,
+    offset: u64,
+    part: &Part,
+    mut take: impl FnMut(usize, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    let bytes = usize::try_from(part.bytes)?;
+    for (start, checksum) in (0..bytes).step_by(CHUNK).zip(&part.checksums) {
+        let buffer = &mut buffer[..CHUNK.min(bytes - start)];
+        let at = offset + start as u64;
+        let end = at + buffer.len() as u64;
+        if checksum.is_none() && !has_data(file, at..end)? {
+            continue;
+        }
+        file.read_exact_at(buffer, at).context("reading it")?;
+        let found = (*buffer != vec![0; buffer.len()]).then(|| crc32fast::hash(buffer));
+        ensure!(found == *checksum, "it is damaged between the bytes {at} and {end}");
+        take(start, buffer)?;
+    }
+    Ok(())
+}
+
+/// Whether the file has data in this range. A file system without holes has data everywhere.
+fn has_data(file: &File, range: Range<u64>) -> anyhow::Result<bool> {
+    match seek(file, SeekFrom::Data(range.start)) {
+        Ok(at) => Ok(at < range.end),
+        Err(Errno::NXIO) => Ok(false),
+        Err(Errno::INVAL) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Three mebibytes and a page: data, zeros, a page of data, and a last page.
+    fn mapping() -> MmapRegion {
+        let region = MmapRegion::<()>::new(3 * CHUNK + PAGE).unwrap();
+        let whole = region.as_volatile_slice();
+        for (at, length) in [(0, CHUNK), (2 * CHUNK + 5 * PAGE, PAGE), (3 * CHUNK, PAGE)] {
+            let noise: Vec<u8> = (1..=251).cycle().take(length).collect();
+            whole.subslice(at, length).unwrap().copy_from(&noise);
+        }
+        region
+    }
+
+    fn contents(region: &MmapRegion) -> Vec<u8> {
+        let mut bytes = vec![0; region.size()];
+        region.as_volatile_slice().copy_to(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn memory_is_written_without_its_zeros_and_read_back() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        for pages in [Pages::open(), Pages(None)] {
+            let (region, file) = (mapping(), tempfile::tempfile().unwrap());
+            let part = write(&file, CHUNK as u64, &region, &pages, Before::Zeros).unwrap();
+            let found: Vec<_> = part.checksums.iter().map(Option::is_some).collect();
+            assert_eq!(found, [true, false, true, true]);
+            assert!(file.metadata().unwrap().blocks() * 512 <= (CHUNK + 4 * PAGE) as u64);
+            let again = MmapRegion::<()>::new(region.size()).unwrap();
+            read(&file, CHUNK as u64, &part, &again).unwrap();
+            assert!(contents(&region) == contents(&again));
+            let small = MmapRegion::<()>::new(CHUNK).unwrap();
+            read(&file, CHUNK as u64, &part, &small).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn damage_is_found_in_data_and_in_holes() {
+        let (region, file) = (mapping(), tempfile::tempfile().unwrap());
+        let parts = [write(&file, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
+        let damaged = |contents| check(&file, &parts, contents).err().map(|it| it.to_string());
+        assert_eq!(damaged(true), None);
+        for at in [7, CHUNK + 9, 2 * CHUNK, 3 * CHUNK + PAGE - 1] {
+            let mut old = [0];
+            file.read_exact_at(&mut old, at as u64).unwrap();
+            file.write_all_at(&[old[0] ^ 4], at as u64).unwrap();
+            let found = damaged(true).expect("damage");
+            assert!(found.contains("damaged between"), "{at}: {found}");
+            assert_eq!(damaged(false), None);
+            file.write_all_at(&old, at as u64).unwrap();
+        }
+        assert_eq!(damaged(true), None);
+        file.set_len(region.size() as u64 - 1).unwrap();
+        assert!(damaged(false).expect("a short file").contains("3149823 bytes"));
+        let mut less = parts.to_vec();
+        less[0].checksums.pop();
+        check(&file, &less, false).unwrap_err();
+    }
+}
