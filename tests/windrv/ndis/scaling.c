@@ -38,7 +38,7 @@ static u32 messages_of(u32 queue, int receives)
     return nic.interrupts.fired[message] - fired_before[message];
 }
 
-/* Every answer came in on the queue of the processor that it is for. */
+/* Every answer came in on the queue of the processor that it is for, if each has one. */
 static void check_own_queues(const char *name, u32 queues)
 {
     u32 silent = 0, misses = diagnosis().rss.Misses;
@@ -47,7 +47,7 @@ static void check_own_queues(const char *name, u32 queues)
     for (u32 i = 0; i < queues; i++)
         silent += !messages_of(i, 1);
     misses = diagnosis().rss.Misses - misses;
-    check(!silent && (queues == 1 || !misses), "rss.queues",
+    check(!silent && (queues < nic.mode.processors || !misses), "rss.queues",
           "messages=%u/%u/%u/%u silent=%u misses=%u", messages_of(0, 1), messages_of(1, 1),
           messages_of(2, 1), messages_of(3, 1), silent, misses);
 }
@@ -196,6 +196,12 @@ static void disturb(const char *name, void (*how)(void))
           it->misplaced, it->bad_hashes);
     memset(&sent, 0, sizeof sent);
     traffic_settle();
+    /* On QEMU, answers of the disturbed load come with those of the next one. */
+    if (load.loses && option("host") && wanted("host", "qemu")) {
+        load_begin();
+        processors_run(nic.mode.processors, load_send);
+        memset(&sent, 0, sizeof sent);
+    }
     load_run(name, 200);
 }
 
