@@ -132,8 +132,11 @@ impl<'a> Manifests<'a> {
     }
 }
 
+/// The next test begins without secret and volume.
 impl Drop for Manifests<'_> {
     fn drop(&mut self) {
         said(&mut self.podman(&["pod", "rm", "--all", "--force", "--time", "0"])).ok();
+        said(&mut self.podman(&["secret", "rm", SECRET])).ok();
+        said(&mut self.podman(&["volume", "rm", "--all", "--force"])).ok();
     }
 }
