@@ -380,8 +380,10 @@ fn the_base_has_at_most_30_mb() -> Result<()> {
     }
     Engine::get()?;
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/sizes");
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image/root");
-    let sizes = said(Command::new(deploy).arg(root))?;
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");
+    // Other tests build the image again, by the same lock.
+    let lock = work.with_extension("lock");
+    let sizes = said(Command::new("flock").arg(lock).arg(deploy).arg(work.join("root")))?;
     say!("{}", sizes.trim().replace('\n', ", "));
     for (part, range) in [
         ("base", 10_000_000..30_000_000),

@@ -27,8 +27,11 @@ type Body = Box<dyn Fn(&Host) -> anyhow::Result<()>>;
 
 fn main() -> ExitCode {
     let host: SharedHost = Rc::new(LazyCell::new(Host::new));
-    let mut tests =
-        vec![test(&host, "the_manifests_of_a_user_install", Box::new(manifests::installs))];
+    // The suite `rehearsal` follows an installation to the desktop by default.
+    let mut tests = vec![
+        test(&host, "the_manifests_of_a_user_start", Box::new(manifests::start)),
+        test(&host, "the_manifests_of_a_user_install", Box::new(manifests::install)).thorough(),
+    ];
     for file in compose::FILES {
         let name = format!("the_compose_file_of_{file}_starts").replace('-', "_");
         let test = test(&host, &name, Box::new(move |host| compose::starts(host, file)));

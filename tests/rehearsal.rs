@@ -44,7 +44,8 @@ fn main() -> ExitCode {
     let tests = vec![
         of("a_pod_installs_to_scsi", downloaded(CLIENT, "scsi", &[Fault::Reset(60)])),
         Test::new("the_medium_asks_for_a_key", direct::asks),
-        Test::new("try_shows_an_installation", tour::installs),
+        // `a_pod_installs_to_scsi` goes this way, and further.
+        Test::new("try_shows_an_installation", tour::installs).thorough(),
         of("a_pod_installs_a_server", downloaded(SERVER, "nvme", &[])).thorough(),
         of("a_pod_installs_to_sata_without_drivers", mounted(CLIENT, "sata", false)).thorough(),
         of("a_pod_installs_to_virtio", mounted(CLIENT, "blk", true)).thorough(),

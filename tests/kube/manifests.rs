@@ -1,5 +1,4 @@
-//! Manifests of a user of the reference image, of which only `image:` is changed, from the download
-//! to the desktop, and from the installed disk.
+//! Manifests of a user of the reference image, of which only `image:` is changed.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -31,13 +30,32 @@ const CONTAINER: &str = "windows-deployment-pod-0-windows";
 const GRACE: Duration = Duration::from_secs(120);
 const PAGE: &str = "127.0.0.1:8006";
 
-pub(crate) fn installs(host: &Host) -> anyhow::Result<()> {
+const STARTED: [&str; 2] = ["Downloading Windows 11", "Windows started successfully"];
+
+/// Up to Windows Setup, which reads the user's settings. Then the pod ends, and starts again
+/// without a download.
+pub(crate) fn start(host: &Host) -> anyhow::Result<()> {
     let manifests = Manifests::apply(host)?;
-    let mut log = manifests.start()?;
-    let mut reached = Log::default();
-    for words in ["Downloading Windows 11", "Windows started successfully"] {
+    let (mut log, mut reached) = (manifests.start()?, Log::default());
+    STARTED.iter().try_for_each(|words| reached.reach(&mut log, words))?;
+    for words in &CLIENT.steps()[..3] {
         reached.reach(&mut log, words)?;
     }
+    let (ready, status) = (host.page(&format!("{PAGE}/readyz"))?, manifests.status()?);
+    ensure!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    ensure!(status.contains("\"stage\": "), "{status}");
+    manifests.stop()?;
+    let mut log = manifests.start()?;
+    Log::default().reach(&mut log, STARTED[1])?;
+    ensure!(!log.stdout.text().contains(STARTED[0]), "{}", log.stdout.text());
+    manifests.stop()
+}
+
+/// From the download to the desktop, and from the installed disk.
+pub(crate) fn install(host: &Host) -> anyhow::Result<()> {
+    let manifests = Manifests::apply(host)?;
+    let (mut log, mut reached) = (manifests.start()?, Log::default());
+    STARTED.iter().try_for_each(|words| reached.reach(&mut log, words))?;
     for words in CLIENT.steps() {
         reached.reach(&mut log, in_the_log(&words))?;
     }
@@ -114,8 +132,11 @@ impl<'a> Manifests<'a> {
     }
 }
 
+/// The next test begins without secret and volume.
 impl Drop for Manifests<'_> {
     fn drop(&mut self) {
         said(&mut self.podman(&["pod", "rm", "--all", "--force", "--time", "0"])).ok();
+        said(&mut self.podman(&["secret", "rm", SECRET])).ok();
+        said(&mut self.podman(&["volume", "rm", "--all", "--force"])).ok();
     }
 }

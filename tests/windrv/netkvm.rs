@@ -122,7 +122,7 @@ fn scaled(mode: &'static str, pairs: u32, vhost: &str) -> Result<()> {
         mode,
         device: if vhost == "off" { ",vhost=off" } else { "" },
         words: " offloads=on",
-        more: OFFLOADS + SCALING,
+        more: OFFLOADS + SCALING + usize::try_from(pairs)?,
         pairs: Some(pairs),
         ..Machine::default()
     };
@@ -132,6 +132,7 @@ fn scaled(mode: &'static str, pairs: u32, vhost: &str) -> Result<()> {
 /// The minimum number of checks of every mode, and of those of offloads.
 const CHECKS: usize = 42;
 const OFFLOADS: usize = 7;
+/// With more pairs than one, there is one more for each.
 const SCALING: usize = 26;
 
 impl Machine {

@@ -112,6 +112,11 @@ static u32 deferred_pending(void)
     return count;
 }
 
+int deferred_have_run(void *)
+{
+    return !deferred_pending();
+}
+
 VOID NdisMDeregisterInterruptEx(NDIS_HANDLE)
 {
     level_at_most(PASSIVE_LEVEL, "NdisMDeregisterInterruptEx");

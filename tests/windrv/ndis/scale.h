@@ -30,6 +30,9 @@ extern struct Load {
     int offloads, scaled; /* whether the driver has checksums, and the table */
     int loses;            /* packets may be lost */
     int disturbs;         /* the first processor disturbs, and the load ends with `over` */
+    int alone;            /* only `sender` sends, packets of `connection`, one after the other */
+    int carried;          /* each packet is inside of a frame that the pair of `sender` sends */
+    u32 sender, connection;
     volatile int over;
 } load;
 typedef struct Load Load;
@@ -40,8 +43,12 @@ typedef struct {
 } Landed;
 extern Landed landed;
 void load_begin(void);
+/* A connection whose answers the table gives to a processor. */
+u32 load_connection_to(u32 processor);
 /* The load of the processor that asks. */
 void load_send(void);
-/* Reports a check: everything has come back to the right place. */
+/* Reports a check, if it has a name: everything has come back to the right place. */
+int load_judge(const char *name);
+/* Has all processors send, and judges that. */
 int load_run(const char *name, u32 count);
 #endif

@@ -60,6 +60,8 @@ typedef struct {
     u32 inside, most_inside;      /* processors within one at the same time */
 } Deferred;
 extern Deferred deferred;
+/* Whether no deferred procedure waits or runs, on any processor. */
+int deferred_have_run(void *);
 /* At most this many packets may be indicated in a deferred procedure. */
 extern u32 throttle;
 /* The driver asks Windows for a message for packets to send and one for received packets on each

@@ -2,7 +2,7 @@
 #include "traffic.h"
 
 const u8 PEER[ADDRESS] = {2, 0, 0, 0, 0, 1}, REPEATER[ADDRESS] = {2, 0, 0, 0, 0, 2};
-const u8 SWAPPER[ADDRESS] = {2, 0, 0, 0, 0, 3};
+const u8 SWAPPER[ADDRESS] = {2, 0, 0, 0, 0, 3}, CARRIER[ADDRESS] = {2, 0, 0, 0, 0, 4};
 const u8 EVERYBODY[ADDRESS] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
 /* The test gives this address to the device. */
 const u8 OWN[ADDRESS] = {0x52, 0x54, 0, 0x77, 0x69, 0x6e};

@@ -4,8 +4,8 @@
 #include "shim.h"
 
 enum { ADDRESS = 6, HEADER = 14, STAMPED = HEADER + 8, SHORTEST = 60, MAX_FRAMES = 8192 };
-extern const u8 PEER[ADDRESS], REPEATER[ADDRESS], SWAPPER[ADDRESS], EVERYBODY[ADDRESS],
-    OWN[ADDRESS];
+extern const u8 PEER[ADDRESS], REPEATER[ADDRESS], SWAPPER[ADDRESS], CARRIER[ADDRESS],
+    EVERYBODY[ADDRESS], OWN[ADDRESS];
 enum { TEST_TYPE = 0x88b5, REPORT_TYPE = 0x88b6 };
 
 /* Writes a frame of the tests' type. After the header: its number, a stamp, and content that the

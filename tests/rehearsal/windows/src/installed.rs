@@ -2,21 +2,19 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 
 use super::console::say;
 use super::drives::{self, C};
 use super::registry::{DONE, OOBE, Registry, SETUP, SPECIALIZE, VERSION};
-use super::{disks, drivers, oobe, partition, specialize};
+use super::{drivers, oobe, partition, specialize};
 
 /// Starts the Windows on this partition, whose disk needs these drivers.
 pub(crate) fn start(partition: &str, boot_drivers: &str) -> anyhow::Result<()> {
     for module in boot_drivers.split(',').filter(|it| !it.is_empty()) {
         drivers::insert(module)?;
     }
-    let disks = disks::settled()?;
-    let found = partition::find(&disks, partition);
-    let (disk, number) = found.context("0x7B INACCESSIBLE_BOOT_DEVICE")?;
+    let (disk, number) = partition::appears_by_name(partition)?;
     // As Windows does, after a start that ended without a shutdown, too.
     drives::mount(&disk.partition(number), Path::new(C), "ntfs3", "rw,force")?;
     let registry = Registry::read(Path::new(C))?;

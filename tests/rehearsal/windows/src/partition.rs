@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::console::say;
-use super::disks::{Disk, Numbered};
+use super::disks::{self, Disk, Numbered};
 use super::tool;
 use super::xml::Element;
 
@@ -150,8 +150,20 @@ fn name_of(disk: &Disk, partition: u32) -> anyhow::Result<String> {
     tool::run("/bin/sfdisk", &["--part-uuid", &disk.path(), &partition.to_string()])
 }
 
+/// Waits for the partition with this name, and returns its disk and its number.
+pub(crate) fn appears_by_name(name: &str) -> anyhow::Result<(Disk, u32)> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = find(&disks::present()?, name) {
+            return Ok(found);
+        }
+        ensure!(start.elapsed() < Duration::from_secs(30), "0x7B INACCESSIBLE_BOOT_DEVICE");
+        sleep(Duration::from_millis(200));
+    }
+}
+
 /// The disk and the number of the partition with this name.
-pub(crate) fn find(disks: &[Disk], name: &str) -> Option<(Disk, u32)> {
+fn find(disks: &[Disk], name: &str) -> Option<(Disk, u32)> {
     let all = disks.iter().flat_map(|disk| (1..=8).map(move |number| (disk, number)));
     let mut there = all.filter(|(disk, number)| Path::new(&disk.partition(*number)).exists());
     let found = there.find(|(disk, number)| name_of(disk, *number).is_ok_and(|it| it == name));
