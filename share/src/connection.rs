@@ -16,7 +16,6 @@ pub mod open;
 pub mod session;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,7 @@ use self::notify::Notify;
 use self::open::{File, Open};
 use self::session::{MAX_WRONG, Session, Tree};
 use crate::keys::{self, Preauth};
+use crate::lobby::Place;
 use crate::message::{
     HEADER, Head, PREVIOUS_FILE, PROTOCOL, RELATED, Reply, Request, SIGNED, SMB1, TRANSFORM,
     TRANSFORM_HEADER, command, put_header,
@@ -69,7 +69,7 @@ pub struct Context {
 
 pub struct Connection {
     pub(crate) server: Arc<Server>,
-    pub(crate) stream: Option<Arc<OwnedFd>>,
+    pub(crate) place: Option<Place>,
     pub(crate) terms: Option<Terms>,
     /// Hash of NEGOTIATE and its answer.
     pub(crate) preauth: Preauth,
@@ -87,6 +87,8 @@ pub struct Connection {
     credits: u16,
     /// The time of the frame that is handled.
     received: Instant,
+    /// The time of the last request of the account, other than ECHO.
+    used: Instant,
     /// The peer was found to be another one.
     pub(crate) broken: bool,
 }
@@ -101,11 +103,11 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// `stream` is shut down if the client opens its session again elsewhere.
-    pub fn new(server: &Arc<Server>, stream: Option<Arc<OwnedFd>>) -> Self {
+    /// The stream of `place` is shut down if the client opens its session again elsewhere.
+    pub fn new(server: &Arc<Server>, place: Option<Place>) -> Self {
         Self {
             server: server.clone(),
-            stream,
+            place,
             terms: None,
             preauth: [0; 64],
             sessions: HashMap::new(),
@@ -117,12 +119,20 @@ impl Connection {
             farewells: Vec::new(),
             credits: 1,
             received: Instant::now(),
+            used: Instant::now(),
             broken: false,
         }
     }
 
     pub(crate) fn logged_in(&self) -> bool {
         self.sessions.values().any(|it| it.keys.is_some())
+    }
+
+    /// Tells the place whether this connection, which is logged in, is in use.
+    pub(crate) fn rest(&self) {
+        if let Some(place) = &self.place {
+            place.rest(self.used, !self.opens.is_empty());
+        }
     }
 
     /// The largest frame that the client may send now.
@@ -255,6 +265,9 @@ impl Connection {
             None if self.received.elapsed() > MAX_TIME => Err(Status::IO_TIMEOUT),
             None => self.check(context, request).and_then(|()| self.execute(context, request)),
         };
+        if context.authentic && request.command != command::ECHO {
+            self.used = self.received;
+        }
         if request.command == command::CANCEL {
             return;
         }

@@ -2,21 +2,19 @@
 //! connections from the pod, at its standard input.
 //!
 //! Threats: the guest sends anything on any number of connections. The process is in its jail
-//! (`jail::server`) before the first of them, serves at most 16, and refuses the others.
+//! (`jail::server`) before the first of them. Their number is limited by `share::lobby`.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 
 use anyhow::{Context as _, bail};
 use jail::server::{self, Served};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use share::{Account, MAX_CONNECTIONS, Server, Share};
+use share::{Account, Server, Share};
 use tracing::level_filters::LevelFilter;
 
 use super::Config;
@@ -67,21 +65,13 @@ fn serve() -> anyhow::Result<()> {
     for lack in server::enter(&served.collect::<Vec<_>>())? {
         tracing::warn!("{lack}");
     }
-    let connections = Arc::new(AtomicUsize::new(0));
     while let Some(stream) = next()? {
-        if connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
-            connections.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!("the guest has {MAX_CONNECTIONS} connections: another one is refused");
+        let Some(place) = server.admit(stream) else {
+            tracing::warn!("wrong passwords on many connections: another one is refused");
             continue;
-        }
-        let (server, count) = (server.clone(), connections.clone());
-        let thread = Builder::new().name("client".into());
-        let started = thread.spawn(move || {
-            share::serve(&server, stream);
-            count.fetch_sub(1, Ordering::Relaxed);
-        });
-        if let Err(error) = started {
-            connections.fetch_sub(1, Ordering::Relaxed);
+        };
+        let (server, thread) = (server.clone(), Builder::new().name("client".into()));
+        if let Err(error) = thread.spawn(move || share::serve(&server, place)) {
             tracing::warn!("a connection is refused: {error}");
         }
     }
