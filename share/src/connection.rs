@@ -31,13 +31,12 @@ use crate::message::{
 };
 use crate::server::{Server, Share};
 use crate::status::{Answer, Status};
+use crate::window::Window;
 use crate::wire::{Get, Put, index, size32};
 
 /// The largest frame before a login, and after it: data, with room for heads.
 const SMALL_FRAME: usize = 64 << 10;
 const LARGE_FRAME: usize = MAX_DATA as usize + (64 << 10);
-/// The maximum number of credits that a client has.
-const MAX_CREDITS: u16 = 256;
 /// The maximum number of requests in a frame.
 const MAX_COMPOUND: usize = 64;
 /// Further requests of a frame fail after answers of this size in bytes, and after this time.
@@ -83,8 +82,8 @@ pub struct Connection {
     pub(crate) ended: Option<u64>,
     /// Late answers of sessions that have ended.
     pub(crate) farewells: Vec<Vec<u8>>,
-    /// Credits that the client has.
-    credits: u16,
+    /// Message ids that the client may use.
+    window: Window,
     /// The time of the frame that is handled.
     received: Instant,
     /// The time of the last request of the account, other than ECHO.
@@ -117,7 +116,7 @@ impl Connection {
             wrong: 0,
             ended: None,
             farewells: Vec::new(),
-            credits: 1,
+            window: Window::default(),
             received: Instant::now(),
             used: Instant::now(),
             broken: false,
@@ -147,11 +146,15 @@ impl Connection {
             self.receive_encrypted(frame)?
         } else if frame.starts_with(SMB1) {
             let body = self.negotiate_smb1(frame).ok_or(End)?;
+            if !self.window.take(0, 1) {
+                return Err(End);
+            }
             let request = [PROTOCOL, &[64, 0], &[0; 58]].concat();
             let request = Request::parse(&request).map_err(|_| End)?;
             let mut out = Vec::new();
             let status = Status::SUCCESS;
-            let head = Head { status, credits: 1, session: 0, tree: 0, async_id: None };
+            let credits = self.window.grant(1);
+            let head = Head { status, credits, session: 0, tree: 0, async_id: None };
             put_header(&mut out, &request, &head);
             out.put(&body);
             out
@@ -206,6 +209,10 @@ impl Connection {
             let (bytes, others) = rest.split_at_mut_checked(length).ok_or(End)?;
             context.signature = take_signature(bytes);
             let request = Request::parse(bytes).map_err(|_| End)?;
+            // A CANCEL has the id of another request.
+            if request.command != command::CANCEL && !self.window.take(request.id, request.charge) {
+                return Err(End);
+            }
             if count == 0 && request.flags & RELATED != 0 {
                 // There is nothing that it could be related to ([MS-SMB2] 3.3.5.2.7.2).
                 (context.session, context.tree) = (request.session, request.tree);
@@ -279,7 +286,7 @@ impl Connection {
         let async_id = (reply.status == Status::PENDING).then(|| self.notify.last());
         let head = Head {
             status: reply.status,
-            credits: self.grant(request),
+            credits: self.window.grant(request.credits),
             session: context.session,
             tree: context.tree,
             async_id,
@@ -302,13 +309,6 @@ impl Connection {
             _ if request.flags & SIGNED != 0 => flag_signed(out, start),
             _ => (),
         }
-    }
-
-    fn grant(&mut self, request: &Request<'_>) -> u16 {
-        let left = self.credits.saturating_sub(request.charge.max(1));
-        let granted = request.credits.clamp(1, (MAX_CREDITS - left).max(1));
-        self.credits = left + granted;
-        granted
     }
 
     /// Checks that a request comes from the account.

@@ -22,6 +22,7 @@ pub mod spnego;
 pub mod status;
 pub mod table;
 pub mod volume;
+pub mod window;
 pub mod wire;
 
 pub use connection::Connection;
