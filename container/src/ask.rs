@@ -89,8 +89,10 @@ pub fn status() -> anyhow::Result<String> {
     for name in ["agent", "step"] {
         object.insert(name.into(), state[name].take());
     }
-    if let Some(installation) = state["pod"].get_mut("installation") {
-        object.insert("installation".into(), installation.take());
+    for name in ["installation", "share_restarts"] {
+        if let Some(value) = state["pod"].get_mut(name) {
+            object.insert(name.into(), value.take());
+        }
     }
     Ok(format!("{machine:#}\n"))
 }
@@ -116,6 +118,9 @@ fn text(state: &Value) -> String {
     ];
     if let Some(status) = pod["installation"]["install_status"].as_i64() {
         rows.push(("install.bat", format!("ended with status {status}")));
+    }
+    if let Some(count) = pod["share_restarts"].as_u64() {
+        rows.push(("share", format!("its server crashed: {count} times started again")));
     }
     rows.push(("guest", word(&guest["system"])));
     let addresses = guest["addresses"].as_array().into_iter().flatten().map(word);
@@ -351,6 +356,8 @@ mod test {
         assert_eq!(lines, wanted);
         let ended = serde_json::json!({ "pod": { "installation": { "install_status": 3 } } });
         assert!(text(&ended).contains("install.bat   ended with status 3\n"));
+        let again = serde_json::json!({ "pod": { "share_restarts": 2 } });
+        assert!(text(&again).contains("share         its server crashed: 2 times started again\n"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use container::command;
 use container::log::{Log, write_final_error};
 use container::settings::value::{strip, switch};
-use container::shared_folder::process;
+use container::shared_folder;
 use container::status::{self, Status};
 use container::story::log_layer::StoryLayer;
 use tracing::level_filters::LevelFilter;
@@ -16,9 +16,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
-    // Before the log has a thread: the jail of this process is for one.
-    if process::is_asked() {
-        return process::main();
+    // Before the log has a thread: the jail of these processes is for one.
+    if let Some(process) = shared_folder::asked() {
+        return process();
     }
     let json = variable("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);

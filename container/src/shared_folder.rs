@@ -2,23 +2,27 @@
 //!
 //! The guest reaches them by SMB at the gateway's address. The server is a process of its own
 //! ([`process`]), because what the guest sends is parsed there: it has no capability, opens nothing
-//! outside of the folders, and makes no connections. The pod passes it connected sockets.
+//! outside of the folders, and makes no connections. The pod passes it connected sockets. Another
+//! process ([`keeper`]) starts it, and starts it again if it was killed.
 
+pub mod keeper;
 pub mod process;
 
 use std::fs;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +33,11 @@ use crate::settings::{NetworkKind, Settings};
 pub const PORT: u16 = 445;
 /// The name of the first share, as in the reference image. The others have a number.
 pub const NAME: &str = "Data";
+/// Longer configurations do not exist: a user, a password and three folders.
+const MAX_CONFIG: usize = 64 << 10;
+/// The maximum number of descriptors of a message: a configuration has one of each folder, and one
+/// for connections.
+const MAX_DESCRIPTORS: usize = 4;
 /// Folders of each share, the best first. On the volume they are below its folder.
 const FOLDERS: [&[Place]; 3] = [
     &[Place::Mount("shared"), Place::Volume("shared"), Place::Mount("data"), Place::Volume("data")],
@@ -47,6 +56,8 @@ enum Place {
 pub struct Folder {
     pub name: String,
     pub path: PathBuf,
+    /// Others may write to the volume: a link there could lead anywhere, and is not followed.
+    pub on_volume: bool,
 }
 
 /// The configuration of the server's process.
@@ -80,17 +91,18 @@ impl Shares {
                 Place::Mount(name) => Path::new("/").join(name),
                 Place::Volume(name) => storage.join(name),
             });
-            // Others may write to the volume: a link there could lead anywhere.
-            let is_folder = |path: &PathBuf| match path.starts_with(storage) {
-                true => fs::symlink_metadata(below(root, path)).is_ok_and(|it| it.is_dir()),
-                false => below(root, path).is_dir(),
-            };
-            for path in paths.filter(is_folder) {
+            for path in paths {
+                let on_volume = path.starts_with(storage);
+                let real = below(root, &path);
+                let found = if on_volume { fs::symlink_metadata(real) } else { fs::metadata(real) };
+                if !found.is_ok_and(|it| it.is_dir()) {
+                    continue;
+                }
                 match refusal(settings, &path, root) {
                     Some(why) => {
                         shares.notes.push(format!("{} is not shared: {why}", path.display()));
                     }
-                    None => shares.add(&name, path),
+                    None => shares.add(Folder { name: name.clone(), path, on_volume }),
                 }
             }
         }
@@ -102,15 +114,15 @@ impl Shares {
         self.folders.iter().any(|folder| folder.name == NAME)
     }
 
-    fn add(&mut self, name: &str, path: PathBuf) {
-        match self.folders.iter().find(|it| it.name == name) {
+    fn add(&mut self, folder: Folder) {
+        match self.folders.iter().find(|it| it.name == folder.name) {
             Some(first) => self.notes.push(format!(
                 "{} is not shared: {} is {}",
-                path.display(),
+                folder.path.display(),
                 first.shown(),
                 first.path.display()
             )),
-            None => self.folders.push(Folder { name: name.to_owned(), path }),
+            None => self.folders.push(folder),
         }
     }
 }
@@ -141,6 +153,12 @@ impl Folder {
     }
 }
 
+fn open(path: &Path, on_volume: bool) -> io::Result<OwnedFd> {
+    let follows = if on_volume { OFlags::NOFOLLOW } else { OFlags::empty() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | follows;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
 /// Passes connections of the guest to the server's process.
 #[derive(Clone, Debug)]
 pub struct Connector(Arc<OwnedFd>);
@@ -152,14 +170,7 @@ impl Connector {
     ///
     /// If the process has ended, or has too many of them to take.
     pub fn pass(&self, stream: impl AsFd) -> io::Result<()> {
-        let streams = [stream.as_fd()];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut rights = SendAncillaryBuffer::new(&mut room);
-        // The buffer has room for one.
-        rights.push(SendAncillaryMessage::ScmRights(&streams));
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        rustix::net::sendmsg(&*self.0, &[IoSlice::new(&[0])], &mut rights, flags)?;
-        Ok(())
+        send(&*self.0, &[0], &[stream.as_fd()])
     }
 
     /// A new connection, in non-blocking mode.
@@ -171,29 +182,79 @@ impl Connector {
     }
 }
 
-/// The command that starts the server's process, which ends with the last [`Connector`]. `program`
-/// is `transom`.
+/// The main function of a process that [`command`] started, if this is one.
+pub fn asked() -> Option<fn() -> ExitCode> {
+    let mut words = std::env::args_os().skip(1);
+    let (word, None) = (words.next()?, words.next()) else { return None };
+    match word.to_str()? {
+        keeper::WORD => Some(keeper::main),
+        process::WORD => Some(process::main),
+        _ => None,
+    }
+}
+
+/// The command that starts the server's processes, which end with the last [`Connector`]. `program`
+/// is `transom`. The folders are opened here, once: another program may replace them later.
 pub fn command(program: &Path, config: &Config) -> anyhow::Result<(Command, Connector)> {
-    let (ours, theirs) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .context("a socket")?;
+    let mut folders = Vec::new();
+    for Folder { path, on_volume, .. } in &config.folders {
+        folders.push(open(path, *on_volume).with_context(|| path.display().to_string())?);
+    }
+    let folders: Vec<_> = folders.iter().map(AsFd::as_fd).collect();
+    let (ours, theirs) = pair()?;
     let text = serde_json::to_vec(config)?;
-    rustix::net::send(&ours, &text, SendFlags::NOSIGNAL).context("the configuration")?;
+    send(&ours, &text, &folders).context("the configuration")?;
     let mut command = Command::new(program);
     // The environment is the pod's, and has passwords.
-    command.arg(process::WORD).env_clear().stdin(theirs).stdout(Stdio::null());
+    command.arg(keeper::WORD).env_clear().stdin(theirs).stdout(Stdio::null());
     command.stderr(Stdio::piped()).process_group(0);
     Ok((command, Connector(Arc::new(ours))))
 }
 
+fn pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).context("a socket")
+}
+
+/// Sends a message with descriptors.
+fn send(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut rights = SendAncillaryBuffer::new(&mut room);
+    if !rights.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(to, &[IoSlice::new(bytes)], &mut rights, flags)?;
+    Ok(())
+}
+
+/// Receives a message with descriptors. It is empty after the end.
+fn receive(from: impl AsFd, bytes: &mut [u8]) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut rights = RecvAncillaryBuffer::new(&mut room);
+    let mut parts = [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let came =
+        rustix::io::retry_on_intr(|| rustix::net::recvmsg(&from, &mut parts, &mut rights, flags))?;
+    let mut descriptors = Vec::new();
+    for message in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            descriptors.extend(more);
+        }
+    }
+    Ok((came.bytes, descriptors))
+}
+
+/// The configuration at the standard input, and the descriptors with it: folders first.
+fn receive_config() -> anyhow::Result<(Config, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_CONFIG];
+    let out = "it is started by the pod only";
+    let (count, descriptors) = receive(rustix::stdio::stdin(), &mut bytes).context(out)?;
+    Ok((serde_json::from_slice(&bytes[..count]).context(out)?, descriptors))
+}
+
 #[cfg(test)]
 mod test {
-    use std::fs;
-
     use super::*;
     use crate::settings::environment::read;
 
@@ -221,6 +282,22 @@ mod test {
         assert_eq!(notes[0], r"/storage/data is not shared: \\host.lan\Data is /shared");
         assert_eq!(notes.len(), 2);
         assert_eq!(shares(root.path(), &[("SAMBA", "N")]), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_link_that_replaced_a_folder_of_the_volume_is_not_opened() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("shared");
+        std::os::unix::fs::symlink("/etc", &path).unwrap();
+        let command = |on_volume| {
+            let folders = vec![Folder { name: NAME.into(), path: path.clone(), on_volume }];
+            let (user, password) = ("Docker".into(), "secret".into());
+            let config = Config { user, password, read_only: true, folders, debug: false };
+            command(Path::new("transom"), &config).map(drop)
+        };
+        assert!(command(false).is_ok());
+        let error = format!("{:#}", command(true).unwrap_err());
+        assert!(error.contains("/shared: Not a directory"), "{error}");
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub struct Scene {
     /// The installation of Windows, if the guest reports one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub installation: Option<Installation>,
+    /// How often the server of the shared folders was started again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_restarts: Option<u32>,
     /// Total number of log lines so far. Readers use it to request later ones.
     pub lines: u64,
 }
@@ -224,6 +227,12 @@ impl Story {
     /// The pod fails with this sentence, which is in the log already.
     pub fn failed(&self, why: &str) {
         self.scene.send_modify(|scene| scene.failed = Some(why.into()));
+    }
+
+    pub fn share_started_again(&self) {
+        self.scene.send_modify(|scene| {
+            scene.share_restarts = Some(scene.share_restarts.unwrap_or(0).saturating_add(1));
+        });
     }
 
     pub fn has_failed(&self) -> bool {

@@ -16,7 +16,6 @@ pub mod open;
 pub mod session;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,19 +24,19 @@ use self::notify::Notify;
 use self::open::{File, Open};
 use self::session::{MAX_WRONG, Session, Tree};
 use crate::keys::{self, Preauth};
+use crate::lobby::Place;
 use crate::message::{
     HEADER, Head, PREVIOUS_FILE, PROTOCOL, RELATED, Reply, Request, SIGNED, SMB1, TRANSFORM,
     TRANSFORM_HEADER, command, put_header,
 };
 use crate::server::{Server, Share};
 use crate::status::{Answer, Status};
+use crate::window::Window;
 use crate::wire::{Get, Put, index, size32};
 
 /// The largest frame before a login, and after it: data, with room for heads.
 const SMALL_FRAME: usize = 64 << 10;
 const LARGE_FRAME: usize = MAX_DATA as usize + (64 << 10);
-/// The maximum number of credits that a client has.
-const MAX_CREDITS: u16 = 256;
 /// The maximum number of requests in a frame.
 const MAX_COMPOUND: usize = 64;
 /// Further requests of a frame fail after answers of this size in bytes, and after this time.
@@ -69,7 +68,7 @@ pub struct Context {
 
 pub struct Connection {
     pub(crate) server: Arc<Server>,
-    pub(crate) stream: Option<Arc<OwnedFd>>,
+    pub(crate) place: Option<Place>,
     pub(crate) terms: Option<Terms>,
     /// Hash of NEGOTIATE and its answer.
     pub(crate) preauth: Preauth,
@@ -83,10 +82,12 @@ pub struct Connection {
     pub(crate) ended: Option<u64>,
     /// Late answers of sessions that have ended.
     pub(crate) farewells: Vec<Vec<u8>>,
-    /// Credits that the client has.
-    credits: u16,
+    /// Message ids that the client may use.
+    window: Window,
     /// The time of the frame that is handled.
     received: Instant,
+    /// The time of the last request of the account, other than ECHO.
+    used: Instant,
     /// The peer was found to be another one.
     pub(crate) broken: bool,
 }
@@ -101,11 +102,11 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// `stream` is shut down if the client opens its session again elsewhere.
-    pub fn new(server: &Arc<Server>, stream: Option<Arc<OwnedFd>>) -> Self {
+    /// The stream of `place` is shut down if the client opens its session again elsewhere.
+    pub fn new(server: &Arc<Server>, place: Option<Place>) -> Self {
         Self {
             server: server.clone(),
-            stream,
+            place,
             terms: None,
             preauth: [0; 64],
             sessions: HashMap::new(),
@@ -115,14 +116,22 @@ impl Connection {
             wrong: 0,
             ended: None,
             farewells: Vec::new(),
-            credits: 1,
+            window: Window::default(),
             received: Instant::now(),
+            used: Instant::now(),
             broken: false,
         }
     }
 
     pub(crate) fn logged_in(&self) -> bool {
         self.sessions.values().any(|it| it.keys.is_some())
+    }
+
+    /// Tells the place whether this connection, which is logged in, is in use.
+    pub(crate) fn rest(&self) {
+        if let Some(place) = &self.place {
+            place.rest(self.used, !self.opens.is_empty());
+        }
     }
 
     /// The largest frame that the client may send now.
@@ -137,11 +146,15 @@ impl Connection {
             self.receive_encrypted(frame)?
         } else if frame.starts_with(SMB1) {
             let body = self.negotiate_smb1(frame).ok_or(End)?;
+            if !self.window.take(0, 1) {
+                return Err(End);
+            }
             let request = [PROTOCOL, &[64, 0], &[0; 58]].concat();
             let request = Request::parse(&request).map_err(|_| End)?;
             let mut out = Vec::new();
             let status = Status::SUCCESS;
-            let head = Head { status, credits: 1, session: 0, tree: 0, async_id: None };
+            let credits = self.window.grant(1);
+            let head = Head { status, credits, session: 0, tree: 0, async_id: None };
             put_header(&mut out, &request, &head);
             out.put(&body);
             out
@@ -196,6 +209,10 @@ impl Connection {
             let (bytes, others) = rest.split_at_mut_checked(length).ok_or(End)?;
             context.signature = take_signature(bytes);
             let request = Request::parse(bytes).map_err(|_| End)?;
+            // A CANCEL has the id of another request.
+            if request.command != command::CANCEL && !self.window.take(request.id, request.charge) {
+                return Err(End);
+            }
             if count == 0 && request.flags & RELATED != 0 {
                 // There is nothing that it could be related to ([MS-SMB2] 3.3.5.2.7.2).
                 (context.session, context.tree) = (request.session, request.tree);
@@ -255,6 +272,9 @@ impl Connection {
             None if self.received.elapsed() > MAX_TIME => Err(Status::IO_TIMEOUT),
             None => self.check(context, request).and_then(|()| self.execute(context, request)),
         };
+        if context.authentic && request.command != command::ECHO {
+            self.used = self.received;
+        }
         if request.command == command::CANCEL {
             return;
         }
@@ -266,7 +286,7 @@ impl Connection {
         let async_id = (reply.status == Status::PENDING).then(|| self.notify.last());
         let head = Head {
             status: reply.status,
-            credits: self.grant(request),
+            credits: self.window.grant(request.credits),
             session: context.session,
             tree: context.tree,
             async_id,
@@ -289,13 +309,6 @@ impl Connection {
             _ if request.flags & SIGNED != 0 => flag_signed(out, start),
             _ => (),
         }
-    }
-
-    fn grant(&mut self, request: &Request<'_>) -> u16 {
-        let left = self.credits.saturating_sub(request.charge.max(1));
-        let granted = request.credits.clamp(1, (MAX_CREDITS - left).max(1));
-        self.credits = left + granted;
-        granted
     }
 
     /// Checks that a request comes from the account.

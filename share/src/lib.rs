@@ -1,5 +1,5 @@
-//! An SMB server (2.1 to 3.1.1) of folders for one account: [`Server`], and [`serve`] for each
-//! connection.
+//! An SMB server (2.1 to 3.1.1) of folders for one account: [`Server`], which admits connections,
+//! and [`serve`] for each of them.
 //!
 //! Threats: the client sends anything and never reads. A connection is one thread that handles one
 //! request at a time, so that it holds at most one request and one answer. Requests must be signed
@@ -11,6 +11,7 @@ pub mod folder;
 pub mod hash;
 pub mod keys;
 pub mod listing;
+pub mod lobby;
 pub mod message;
 pub mod names;
 pub mod ntlm;
@@ -21,10 +22,11 @@ pub mod spnego;
 pub mod status;
 pub mod table;
 pub mod volume;
+pub mod window;
 pub mod wire;
 
 pub use connection::Connection;
 pub use folder::Folder;
 pub use ntlm::Account;
-pub use serve::{MAX_CONNECTIONS, serve};
+pub use serve::serve;
 pub use server::{Config, Server, Share};

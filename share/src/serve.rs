@@ -1,6 +1,6 @@
 //! The loop of a connection, over any stream socket.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,49 +10,56 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::connection::Connection;
+use crate::lobby::Place;
 use crate::server::Server;
 
-/// The maximum number of connections that a caller should serve at once. Each costs up to 6 MiB.
-pub const MAX_CONNECTIONS: usize = 16;
 /// The time for a login, and for the rest of a frame or its answer.
 const LOGIN: Duration = Duration::from_secs(30);
 const POLL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 const REST: Duration = Duration::from_secs(60);
+/// A stream that delivers nothing is looked at again after this time, whether it may stay.
+const TICK: Duration = Duration::from_secs(1);
 /// The time after which a lock that others have is tried again.
 const RETRY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// NetBIOS session messages: data, and keep-alive.
 const DATA: u8 = 0;
 const KEEP_ALIVE: u8 = 0x85;
 
-/// Serves a client until it ends the connection, or breaks a rule.
-pub fn serve(server: &Arc<Server>, stream: OwnedFd) {
-    let stream = Arc::new(stream);
+/// Serves a client until it ends the connection, breaks a rule or gives its place to another.
+pub fn serve(server: &Arc<Server>, place: Place) {
+    let stream = place.stream().clone();
     // Streams without timeouts only hold up their own thread.
-    let _ = set_socket_timeout(&*stream, Timeout::Recv, Some(REST));
+    let _ = set_socket_timeout(&*stream, Timeout::Recv, Some(TICK));
     let _ = set_socket_timeout(&*stream, Timeout::Send, Some(REST));
-    let mut connection = Connection::new(server, Some(stream.clone()));
+    let mut connection = Connection::new(server, Some(place));
     if let Err(error) = run(&mut connection, stream.as_fd()) {
         tracing::debug!("shared folder: connection ended: {error}");
     }
 }
 
 fn run(connection: &mut Connection, stream: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (mut frame, start) = (Vec::new(), Instant::now());
+    let (mut frame, mut login) = (Vec::new(), Instant::now() + LOGIN);
     loop {
-        let (readable, changed) = wait(connection, stream)?;
-        // Empty frames do not prolong it.
-        if !connection.logged_in() && start.elapsed() > LOGIN {
-            return Err(Errno::TIMEDOUT);
+        if connection.logged_in() {
+            // After a logoff, another login may follow.
+            login = Instant::now() + LOGIN;
+            connection.rest();
         }
+        let (readable, changed) = wait(connection, stream)?;
         if changed {
             for answer in connection.take_ready() {
                 write_frame(stream, &answer)?;
             }
         }
+        // Empty frames do not prolong it.
+        let until = if connection.logged_in() { Instant::now() + REST } else { login };
+        if Instant::now() > until {
+            return Err(Errno::TIMEDOUT);
+        }
         if !readable {
             continue;
         }
-        if !read_frame(stream, connection.max_frame(), &mut frame)? {
+        if !read_frame(stream, connection.max_frame(), &mut frame, until)? {
             return Ok(());
         }
         if frame.is_empty() {
@@ -91,8 +98,13 @@ fn wait(connection: &Connection, stream: BorrowedFd<'_>) -> Result<(bool, bool),
 }
 
 /// Reads a frame. Returns false at the end, and an empty frame for a keep-alive.
-fn read_frame(stream: BorrowedFd<'_>, limit: usize, frame: &mut Vec<u8>) -> Result<bool, Errno> {
-    let (mut head, until) = ([0; 4], Instant::now() + REST);
+fn read_frame(
+    stream: BorrowedFd<'_>,
+    limit: usize,
+    frame: &mut Vec<u8>,
+    until: Instant,
+) -> Result<bool, Errno> {
+    let mut head = [0; 4];
     if !read_exact(stream, &mut head, until)? {
         return Ok(false);
     }
@@ -125,7 +137,7 @@ fn read_exact(
         match recv(stream, &mut *buffer, RecvFlags::WAITALL) {
             Ok((_, 0)) => return Ok(false),
             Ok((_, count)) => buffer = &mut buffer[count..],
-            Err(Errno::INTR) => (),
+            Err(Errno::INTR | Errno::AGAIN) => (),
             Err(error) => return Err(error),
         }
     }

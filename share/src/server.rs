@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::net::Shutdown;
 
 use crate::folder::{Folder, filetime};
+use crate::lobby::{Lobby, Place};
 use crate::ntlm::Account;
 use crate::table::Table;
 
@@ -29,6 +30,7 @@ pub struct Server {
     pub(crate) config: Config,
     pub(crate) table: Table,
     pub(crate) guid: [u8; 16],
+    lobby: Arc<Lobby>,
     next: AtomicU64,
     /// Held while the answer to a wrong password waits: many connections do not guess faster.
     pub(crate) wrong: Mutex<()>,
@@ -45,11 +47,17 @@ impl Server {
             config,
             table: Table::default(),
             guid: random(),
+            lobby: Arc::default(),
             // Ids of files survive neither a restart nor a guess of a client with older ones.
             next: AtomicU64::new(u64::from_le_bytes(random()) >> 16),
             wrong: Mutex::default(),
             sessions: Mutex::default(),
         })
+    }
+
+    /// Takes a place for a connected stream. None if there is none.
+    pub fn admit(&self, stream: OwnedFd) -> Option<Place> {
+        self.lobby.admit(stream)
     }
 
     /// A number that is used once: for sessions, files and nonces.
@@ -61,9 +69,9 @@ impl Server {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn register(&self, session: u64, stream: Option<&Arc<OwnedFd>>) {
-        if let Some(stream) = stream {
-            self.sessions().insert(session, stream.clone());
+    pub(crate) fn register(&self, session: u64, place: Option<&Place>) {
+        if let Some(place) = place {
+            self.sessions().insert(session, place.stream().clone());
         }
     }
 

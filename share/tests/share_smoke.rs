@@ -83,6 +83,49 @@ fn rename(client: &mut Client, file: u64, to: &str) -> u32 {
 }
 
 #[test]
+fn message_ids_are_used_once_and_only_if_granted() {
+    const ECHO: u16 = 13;
+    const CANCEL: u16 = 12;
+    let root = tempfile::tempdir().unwrap();
+    let server = server(root.path(), false);
+    // More than 8192 credits are not granted, however often a client asks.
+    let login = || {
+        let mut client = Client::login(&server);
+        for _ in 0..600 {
+            assert_eq!(status(&client.send(ECHO, &[4, 0, 0, 0])), 0);
+        }
+        client
+    };
+    let ends = |client: &mut Client, id: u64, charge: u16, command: u16| {
+        let mut request = client.request_as(id, charge, command, &[4, 0, 0, 0]);
+        client.connection.receive(&mut request).is_err()
+    };
+    let next = login().next;
+    for (id, charge) in [
+        (next - 1, 1),
+        (0, 1),
+        (next + 8192, 1),
+        (next + 8191, 2),
+        (next, 8193),
+        (next, u16::MAX),
+        (u64::MAX, 1),
+    ] {
+        assert!(ends(&mut login(), id, charge, ECHO), "{id} {charge}");
+    }
+    let mut client = login();
+    for (id, charge) in [(next + 8191, 1), (next, 1), (next + 1, 8190)] {
+        assert!(!ends(&mut client, id, charge, ECHO), "{id} {charge}");
+    }
+    assert!(ends(&mut client, next + 1, 1, ECHO), "an id again");
+    // A CANCEL has the id of the request that it is about, and needs no credit.
+    let mut client = login();
+    for id in 0..10_000 {
+        assert!(!ends(&mut client, id, 1, CANCEL), "{id}");
+    }
+    assert_eq!(status(&client.send(ECHO, &[4, 0, 0, 0])), 0);
+}
+
+#[test]
 fn files_are_written_read_renamed_and_deleted() {
     let root = tempfile::tempdir().unwrap();
     let server = server(root.path(), false);
@@ -147,10 +190,10 @@ fn only_signed_requests_of_the_account_are_served() {
     let server = server(root.path(), false);
     let mut client = Client::login(&server);
     let body = create("a", FULL, CREATE);
-    let mut forged = client.request(5, &body, 0);
+    let mut forged = client.request(5, &body);
     forged[70] ^= 1;
     assert_eq!(status(&client.connection.receive(&mut forged).unwrap()), 0xc000_0022);
-    let mut unsigned = client.request(5, &body, 0);
+    let mut unsigned = client.request(5, &body);
     unsigned[16] &= !8;
     assert_eq!(status(&client.connection.receive(&mut unsigned).unwrap()), 0xc000_0022);
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);

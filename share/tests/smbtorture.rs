@@ -10,8 +10,9 @@ use loopback::ACCOUNT;
 use tempfile::TempDir;
 
 /// Suites that always run.
-const SHORT: [&str; 9] = [
+const SHORT: [&str; 10] = [
     "smb2.connect",
+    "smb2.credits",
     "smb2.delete-on-close-perms",
     "smb2.lock",
     "smb2.mkdir",

@@ -213,8 +213,13 @@ impl Pod {
 
     /// The child process of the pod with this name.
     pub(crate) fn child(&self, name: &str) -> anyhow::Result<u32> {
+        self.child_of(self.first()?, name)
+    }
+
+    /// The child of one of its processes with this name.
+    pub(crate) fn child_of(&self, parent: u32, name: &str) -> anyhow::Result<u32> {
         let mut children = String::new();
-        for task in fs::read_dir(format!("/proc/{}/task", self.first()?))? {
+        for task in fs::read_dir(format!("/proc/{parent}/task"))? {
             // A thread may have ended in the meantime.
             children += &fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         }

@@ -1,7 +1,8 @@
 //! The process that serves the shared folders, beside the machine's. It ends with the machine.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -14,7 +15,7 @@ use super::lines::line;
 use super::volume::Volume;
 use crate::log::LineLimit;
 use crate::plan::Plan;
-use crate::shared_folder::{self, Config, Connector, Shares};
+use crate::shared_folder::{self, Config, Connector, Shares, keeper};
 use crate::story::Story;
 
 /// Maximum lines per minute.
@@ -24,12 +25,13 @@ const MAX_LINES: u32 = 10;
 pub struct ShareServer {
     process: Child,
     messages: JoinHandle<()>,
+    starts: JoinHandle<()>,
     connector: Connector,
 }
 
 impl ShareServer {
     /// The server of the folders that the pod shares, if any. The machine runs without, too.
-    pub fn of(plan: &Plan, volume: Option<&Volume>, story: &Story) -> Option<Self> {
+    pub fn of(plan: &Plan, volume: Option<&Volume>, story: &Arc<Story>) -> Option<Self> {
         let settings = &plan.input.settings;
         let folders = Shares::of(settings, Path::new("/")).folders;
         if folders.is_empty() {
@@ -53,7 +55,7 @@ impl ShareServer {
             folders,
             debug: settings.pod.debug || settings.pod.trace,
         };
-        match Self::start(&config) {
+        match Self::start(&config, story) {
             Ok(server) => Some(server),
             Err(error) => {
                 story.warn(&format!("no folder is shared: {error:#}"));
@@ -62,13 +64,16 @@ impl ShareServer {
         }
     }
 
-    fn start(config: &Config) -> anyhow::Result<Self> {
+    fn start(config: &Config, story: &Arc<Story>) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program")?;
-        let (command, connector) = shared_folder::command(&program, config)?;
+        let (mut command, connector) = shared_folder::command(&program, config)?;
+        command.stdout(Stdio::piped());
         let mut process = spawn(command).with_context(|| program.display().to_string())?;
         let errors = process.stderr.take().context("no standard error")?;
+        let output = process.stdout.take().context("no standard output")?;
         let messages = tokio::spawn(repeat(errors));
-        Ok(Self { process, messages, connector })
+        let starts = tokio::spawn(count_starts(output, story.clone()));
+        Ok(Self { process, messages, starts, connector })
     }
 
     pub fn id(&self) -> Option<u32> {
@@ -84,11 +89,22 @@ impl Drop for ShareServer {
     fn drop(&mut self) {
         // The process ends now, as it should.
         self.messages.abort();
+        self.starts.abort();
     }
 }
 
 fn spawn(command: Command) -> std::io::Result<Child> {
     tokio::process::Command::from(command).kill_on_drop(true).spawn()
+}
+
+/// Counts how often the server was started again.
+async fn count_starts(output: impl AsyncRead + Unpin, story: Arc<Story>) {
+    let mut output = BufReader::new(output);
+    while let Ok(Some(line)) = line(&mut output).await {
+        if line == keeper::AGAIN {
+            story.share_started_again();
+        }
+    }
 }
 
 /// Logs its messages until its end. The guest may cause some of them, or may have taken over the

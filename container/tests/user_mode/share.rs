@@ -4,10 +4,10 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use container::shared_folder::{self, Config, Connector, Folder};
 
 use super::world::{Service, TIMEOUT};
@@ -26,16 +26,31 @@ impl Shared {
     fn start() -> anyhow::Result<(Self, Connector)> {
         let folder = tempfile::tempdir()?;
         chown(folder.path(), Some(OWNER.0), Some(OWNER.1))?;
+        let (mut command, connector) = Self::command(folder.path())?;
+        Ok((Self { process: command.spawn()?, folder }, connector))
+    }
+
+    fn command(folder: &Path) -> anyhow::Result<(Command, Connector)> {
         let config = Config {
             user: "Docker".into(),
             password: "secret".into(),
             read_only: false,
-            folders: vec![Folder { name: "Data".into(), path: folder.path().into() }],
+            folders: vec![Folder { name: "Data".into(), path: folder.into(), on_volume: true }],
             debug: false,
         };
-        let program = Path::new(env!("CARGO_BIN_EXE_transom"));
-        let (mut command, connector) = shared_folder::command(program, &config)?;
-        Ok((Self { process: command.spawn()?, folder }, connector))
+        shared_folder::command(Path::new(env!("CARGO_BIN_EXE_transom")), &config)
+    }
+
+    /// The process of the server, which `process` has started.
+    fn server(&self) -> anyhow::Result<u32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.process.id());
+        let mut found = None;
+        super::until("the server runs", || {
+            let children = fs::read_to_string(&path).unwrap_or_default();
+            found = children.trim().parse().ok();
+            found.is_some()
+        })?;
+        found.context("no server")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -77,9 +92,29 @@ fn the_shared_folder_is_at_the_gateway() {
         ensure!(fs::read(net.folder.path().join("there"))? == b"from the host");
         let found = fs::metadata(shared.path("new"))?;
         ensure!((found.uid(), found.gid()) == OWNER, "{found:?}");
+        run("utimes new -1 -1 2001:01:01-12:00:00 -1")?;
+        ensure!(fs::metadata(shared.path("new"))?.mtime() / 86_400 == 11_323, "the time is lost");
         // Guests of old versions of the reference image have this address in their `hosts`.
         let (good, said) = client(&net, "docker%secret", "-I 20.20.20.1 -c ls")?;
         ensure!(good && said.contains("there"), "{said}");
+        Ok(())
+    });
+}
+
+#[test]
+fn changes_of_a_folder_are_reported() {
+    isolated(|| {
+        let (shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        fs::create_dir(shared.path("folder"))?;
+        let watch = "timeout 10 stdbuf -oL smbclient //host.lan/Data -U docker%secret \
+                     -I 10.77.0.1 -c 'notify folder'";
+        let changes = format!(
+            "{watch} & for n in $(seq 8); do sleep 1; echo $n > {}; done; wait",
+            shared.path("folder/seen").display()
+        );
+        let (_, said) = net.world.guest.attempt(&changes)?;
+        ensure!(said.contains("seen"), "{said}");
         Ok(())
     });
 }
@@ -123,7 +158,7 @@ fn the_server_has_no_rights_and_ends_with_the_network() {
         fs::set_permissions(shared.folder.path(), fs::Permissions::from_mode(0o700))?;
         let (good, said) = client(&net, "docker%secret", "-I 10.77.0.1 -c 'mkdir made'")?;
         ensure!(good, "{said}");
-        let status = fs::read_to_string(format!("/proc/{}/status", shared.process.id()))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", shared.server()?))?;
         let none = "0000000000000000";
         for line in [
             format!("Uid:\t{0}\t{0}\t{0}\t{0}", OWNER.0),
@@ -137,7 +172,7 @@ fn the_server_has_no_rights_and_ends_with_the_network() {
             ensure!(status.lines().any(|it| it == line), "{line}: {status}");
         }
         let threads = |status: &str| status.lines().any(|it| it == "Threads:\t1");
-        let path = format!("/proc/{}/status", shared.process.id());
+        let path = format!("/proc/{}/status", shared.server()?);
         super::until("the connection's thread ends", || {
             fs::read_to_string(&path).is_ok_and(|it| threads(&it))
         })?;
@@ -152,26 +187,67 @@ fn the_server_has_no_rights_and_ends_with_the_network() {
 }
 
 #[test]
-fn many_connections_are_refused_and_do_not_stay() {
+fn a_server_that_was_killed_is_started_again() {
+    isolated(|| {
+        let (shared, connector) = Shared::start()?;
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        fs::write(shared.path("there"), "from the host")?;
+        let is_served = || client(&net, "docker%secret", "-I 10.77.0.1 -c ls");
+        ensure!(is_served()?.0);
+        for count in 0..2 {
+            let server = shared.server()?;
+            let killed = Instant::now();
+            let pid = rustix::process::Pid::from_raw(server.cast_signed()).context("no process")?;
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+            // The client connects meanwhile, and waits for the next server.
+            let (good, said) = is_served()?;
+            ensure!(good && said.contains("there"), "{said}");
+            let pause = Duration::from_secs(1 << count);
+            ensure!(killed.elapsed() >= pause, "started again after {:?}", killed.elapsed());
+            ensure!(shared.server()? != server, "the server was not killed");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_folder_that_is_replaced_is_not_followed() {
+    isolated(|| {
+        let top = tempfile::tempdir()?;
+        let path = top.path().join("shared");
+        fs::create_dir(&path)?;
+        fs::write(path.join("there"), "from the host")?;
+        let (mut command, connector) = Shared::command(&path)?;
+        fs::rename(&path, top.path().join("moved"))?;
+        symlink("/etc", &path)?;
+        let process = command.spawn()?;
+        let _shared = Shared { folder: top, process };
+        let net = Net::with_share(1500, |_| (), Some(connector))?;
+        let (good, said) = client(&net, "docker%secret", "-I 10.77.0.1 -c ls")?;
+        ensure!(good && said.contains("there") && !said.contains("passwd"), "{said}");
+        Ok(())
+    });
+}
+
+#[test]
+fn many_connections_give_way_and_do_not_stay() {
     isolated(|| {
         let (shared, connector) = Shared::start()?;
         let net = Net::with_share(1500, |_| (), Some(connector))?;
         // More than the server takes. They send only empty messages.
         let many = "for n in $(seq 40); do \
-                    timeout 5 nc 10.77.0.1 445 < /dev/zero > /dev/null & done; wait";
-        let _many = Service::start(&net.world.guest, &format!("sh -c '{many}'"))?;
-        let path = format!("/proc/{}/status", shared.process.id());
+                    timeout 20 nc 10.77.0.1 445 < /dev/zero > /dev/null & done; wait";
+        let many = Service::start(&net.world.guest, &format!("sh -c '{many}'"))?;
+        let path = format!("/proc/{}/status", shared.server()?);
         let threads = || -> Option<usize> {
             let status = fs::read_to_string(&path).ok()?;
             status.lines().find_map(|it| it.strip_prefix("Threads:\t"))?.parse().ok()
         };
-        super::until("the server is full", || threads() == Some(17))?;
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(1) {
-            ensure!(threads() <= Some(17), "{:?} threads", threads());
-        }
-        super::until("the share is there again", || {
-            client(&net, "docker%secret", "-I 10.77.0.1 -c ls").is_ok_and(|it| it.0)
-        })
+        super::until("the places of strangers are taken", || threads() == Some(9))?;
+        let (good, said) = client(&net, "docker%secret", "-I 10.77.0.1 -c ls")?;
+        ensure!(good, "strangers keep the account out: {said}");
+        ensure!(threads() >= Some(8), "the strangers have ended: {:?} threads", threads());
+        drop(many);
+        super::until("their threads end", || threads() == Some(1))
     });
 }

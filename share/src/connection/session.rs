@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, Context};
 use crate::keys::{self, Keys, Preauth};
+use crate::lobby::Place;
 use crate::message::{Reply, Request};
 use crate::ntlm::{Challenge, Login};
 use crate::server::{now, random};
@@ -142,19 +143,34 @@ impl Connection {
                 if self.wrong <= 1 {
                     tracing::warn!("shared folder: a login was refused");
                 }
-                let _one_by_one = server.wrong.lock().unwrap_or_else(PoisonError::into_inner);
-                std::thread::sleep(WRONG);
+                self.delay_wrong()?;
                 return Err(status);
             }
         };
         // A session that logs in again keeps its keys.
         if session.keys.is_none() {
+            if let Some(place) = &self.place {
+                place.enter(Instant::now())?;
+            }
             session.keys = Some(Keys::new(&login.session_key, &terms.scheme(&session.preauth)));
-            server.register(id, self.stream.as_ref());
+            server.register(id, self.place.as_ref());
         }
         let mic = token.mic.map(|_| login.signature(true, &session.mechanisms));
         let answer = if session.bare { Vec::new() } else { spnego::completed(mic) };
         Ok((Status::SUCCESS, answer))
+    }
+
+    /// Delays the answer to a wrong password.
+    fn delay_wrong(&self) -> Answer<()> {
+        let stranger = self.place.as_ref().filter(|_| !self.logged_in());
+        stranger.map_or(Ok(()), Place::keep)?;
+        let one_by_one = self.server.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::sleep(WRONG);
+        drop(one_by_one);
+        if let Some(place) = stranger {
+            place.wait();
+        }
+        Ok(())
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {

@@ -45,14 +45,15 @@ pub(crate) struct Client {
     key: hmac::Key,
     session: u64,
     pub(crate) tree: u32,
-    message: u64,
+    /// The next message id.
+    pub(crate) next: u64,
 }
 
 impl Client {
     pub(crate) fn new(server: &Arc<Server>) -> Self {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &[0; 16]);
         let connection = Connection::new(server, None);
-        Self { connection, key, session: 0, tree: 0, message: 0 }
+        Self { connection, key, session: 0, tree: 0, next: 0 }
     }
 
     /// Negotiates SMB 2.1, logs in and connects to the share.
@@ -109,19 +110,27 @@ impl Client {
     }
 
     /// A request, signed after the login.
-    pub(crate) fn request(&mut self, command: u16, body: &[u8], flags: u8) -> Vec<u8> {
-        self.message += 1;
-        let signs = if self.tree == 0 && command < 3 { flags } else { flags | 8 };
-        let mut request = b"\xfeSMB\x40\0\x10\0\0\0\0\0".to_vec();
+    pub(crate) fn request(&mut self, command: u16, body: &[u8]) -> Vec<u8> {
+        let (id, charge) = (self.next, if self.next == 0 { 1 } else { 16 });
+        self.next += u64::from(charge);
+        self.request_as(id, charge, command, body)
+    }
+
+    /// As [`Client::request`], with a message id and the number of ids that it needs.
+    pub(crate) fn request_as(&self, id: u64, charge: u16, command: u16, body: &[u8]) -> Vec<u8> {
+        let signs = if self.tree == 0 && command < 3 { 0 } else { 8 };
+        let mut request = b"\xfeSMB\x40\0".to_vec();
+        request.extend(charge.to_le_bytes());
+        request.extend([0; 4]);
         request.extend(command.to_le_bytes());
         request.extend([0x20, 0, signs, 0, 0, 0, 0, 0, 0, 0]);
-        request.extend(self.message.to_le_bytes());
+        request.extend(id.to_le_bytes());
         request.extend([0; 4]);
         request.extend(self.tree.to_le_bytes());
         request.extend(self.session.to_le_bytes());
         request.extend([0; 16]);
         request.extend(body);
-        if signs & 8 != 0 {
+        if signs == 8 {
             let tag = hmac::sign(&self.key, &request);
             request[48..64].copy_from_slice(&tag.as_ref()[..16]);
         }
@@ -130,7 +139,7 @@ impl Client {
 
     /// Sends a request and returns its answer, which is empty if there is none.
     pub(crate) fn send(&mut self, command: u16, body: &[u8]) -> Vec<u8> {
-        let mut request = self.request(command, body, 0);
+        let mut request = self.request(command, body);
         self.connection.receive(&mut request).unwrap_or_default()
     }
 }
@@ -221,7 +230,7 @@ fn step(
             let how = (input.next()? % 7, input.next()?);
             let options = [0, 1, 0x40, 0x1000, 0x1041][usize::from(how.1) % 5];
             let body = create(NAMES[choice % NAMES.len()], access, (how.0.into(), options));
-            client.request(5, &body, 0)
+            client.request(5, &body)
         }
         96..250 => {
             // LOGOFF and TREE_DISCONNECT end everything, so that they are rare.
@@ -234,11 +243,11 @@ fn step(
                 let id = files[choice % files.len()].to_le_bytes();
                 body[FILES[place]..][..16].copy_from_slice(&[id, id].concat());
             }
-            client.request(u16::try_from(place + 2).unwrap(), &body, 0)
+            client.request(u16::try_from(place + 2).unwrap(), &body)
         }
         // A header that is not signed, or no header.
         _ => {
-            let mut request = client.request(u16::from(kind), &[0; 64], 0);
+            let mut request = client.request(u16::from(kind), &[0; 64]);
             for _ in 0..4 {
                 request[usize::from(input.next()?) % 128] = input.next()?;
             }

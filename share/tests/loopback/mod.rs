@@ -4,7 +4,6 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 
 use share::{Account, Config, Folder, Server, Share, serve};
@@ -24,9 +23,12 @@ pub(crate) fn start(root: &Path, read_only: bool) -> anyhow::Result<u16> {
     let port = listener.local_addr()?.port();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let (Ok(stream), server) = (stream, Arc::clone(&server)) else { return };
+            let Ok(stream) = stream else { return };
             stream.set_nodelay(true).ok();
-            thread::spawn(move || serve(&server, stream.into()));
+            if let Some(place) = server.admit(stream.into()) {
+                let server = server.clone();
+                thread::spawn(move || serve(&server, place));
+            }
         }
     });
     Ok(port)

@@ -253,6 +253,12 @@ fn word(argument: u8, compare: SeccompCmpOp, value: i32) -> anyhow::Result<Secco
     Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, flag(value))?)
 }
 
+/// Allows a call whose pointer at this argument is null.
+pub(crate) fn null(argument: u8) -> anyhow::Result<Vec<SeccompRule>> {
+    let null = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    Ok(vec![SeccompRule::new(vec![null])?])
+}
+
 pub(crate) fn one_of(argument: u8, values: &[u64]) -> anyhow::Result<Vec<SeccompRule>> {
     values.iter().map(|value| only(argument, SeccompCmpOp::Eq, *value)).collect()
 }
@@ -290,8 +296,7 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     let commands: Vec<_> = FCNTL.iter().map(|command| flag(*command)).collect();
     calls.insert(libc::SYS_fcntl, one_of(1, &commands)?);
     // Only for this process: limits can be read, but not set.
-    let nothing = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    calls.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![nothing])?]);
+    calls.insert(libc::SYS_prlimit64, null(2)?);
     let network = if needs.network { NETWORK } else { &[] };
     let ioctls = [KVM, FILES, BLOCK, USB, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
@@ -304,13 +309,9 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
         // Landlock forbids TCP (Linux 6.7): a filter cannot see the address.
         calls.insert(libc::SYS_connect, Vec::new());
     }
-    // Only to the peer of a connected socket, not to another address. A filter cannot see the
-    // address of a message, but stream sockets ignore it.
-    let others = u64::from(!SEND_FLAGS.unsigned_abs());
-    let plain = |argument| word(argument, SeccompCmpOp::MaskedEq(others), 0);
-    let no_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
-    calls.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![plain(3)?, no_address])?]);
-    calls.insert(libc::SYS_sendmsg, vec![SeccompRule::new(vec![plain(2)?])?]);
+    // A filter cannot see the address of a message, but stream sockets ignore it.
+    calls.insert(libc::SYS_sendto, to_peer(SEND_FLAGS)?);
+    calls.insert(libc::SYS_sendmsg, vec![SeccompRule::new(vec![only_flags(2, SEND_FLAGS)?])?]);
     calls.insert(libc::SYS_setsockopt, socket_options()?);
     // Only of an open file: its path is null.
     let open = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
@@ -322,7 +323,19 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     Ok(calls)
 }
 
-fn socket_options() -> anyhow::Result<Vec<SeccompRule>> {
+/// A condition: no other flags than these are set.
+fn only_flags(argument: u8, flags: i32) -> anyhow::Result<SeccompCondition> {
+    let others = u64::from(!flags.unsigned_abs());
+    word(argument, SeccompCmpOp::MaskedEq(others), 0)
+}
+
+/// Allows sending to the peer of a connected socket, not to another address.
+pub(crate) fn to_peer(flags: i32) -> anyhow::Result<Vec<SeccompRule>> {
+    let no_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    Ok(vec![SeccompRule::new(vec![only_flags(3, flags)?, no_address])?])
+}
+
+pub(crate) fn socket_options() -> anyhow::Result<Vec<SeccompRule>> {
     let rule = |(level, name): &(i32, i32)| {
         let [level, name] =
             [(1, *level), (2, *name)].map(|(at, it)| word(at, SeccompCmpOp::Eq, it));

@@ -18,7 +18,10 @@ use rustix::thread::{
 use seccompiler::{SeccompAction, SeccompCmpOp};
 use vmm_sys_util::signal::block_signal;
 
-use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, flag, in_this_process, one_of, only};
+use super::filter::{
+    self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, in_this_process, null, one_of, only,
+    socket_options, to_peer,
+};
 use super::paths::{self, PathAccess, Paths};
 use super::user;
 
@@ -36,21 +39,41 @@ const CALLS: &[i64] = &[
     libc::SYS_mkdirat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
-    libc::SYS_fchmod,
-    libc::SYS_utimensat,
     libc::SYS_copy_file_range,
     libc::SYS_inotify_init1,
-    libc::SYS_inotify_add_watch,
     libc::SYS_inotify_rm_watch,
     libc::SYS_dup,
     // Connected sockets.
-    libc::SYS_sendto,
-    libc::SYS_setsockopt,
     libc::SYS_shutdown,
 ];
 
+/// System calls of a machine's process that the server does not need, all with paths.
+const UNUSED: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_readlink,
+    libc::SYS_unlink,
+    libc::SYS_getcwd,
+];
+
+/// Events of watched directories: no access to files.
+const EVENTS: u32 =
+    libc::IN_CREATE | libc::IN_DELETE | libc::IN_MOVE | libc::IN_MODIFY | libc::IN_ATTRIB;
+
 fn allowed() -> anyhow::Result<Calls> {
-    let mut calls = in_this_process(PLAIN.iter().chain(CALLS))?;
+    let needed = PLAIN.iter().filter(|call| !UNUSED.contains(call));
+    let mut calls = in_this_process(needed.chain(CALLS))?;
+    // Landlock covers neither times nor watches. Times are set only of open files, and only
+    // directories are watched: a filter cannot see of which path.
+    calls.insert(libc::SYS_utimensat, null(1)?);
+    let others = u64::from(!EVENTS);
+    calls.insert(libc::SYS_inotify_add_watch, bits(2, others, u64::from(libc::IN_ONLYDIR))?);
+    // A set-uid program in the folder would have the rights of the folder's owner on the host. The
+    // kernel takes the bit away from a file that this process writes.
+    calls.insert(libc::SYS_fchmod, bits(1, 0o7000, 0)?);
+    calls.insert(libc::SYS_sendto, to_peer(libc::MSG_NOSIGNAL | libc::MSG_MORE)?);
+    calls.insert(libc::SYS_setsockopt, socket_options()?);
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME].map(flag);
     calls.insert(libc::SYS_prctl, one_of(0, &names)?);
     calls.insert(libc::SYS_fcntl, one_of(1, &FCNTL.iter().copied().map(flag).collect::<Vec<_>>())?);
@@ -119,7 +142,10 @@ mod test {
     use std::sync::mpsc;
     use std::thread;
 
-    use rustix::fs::{CWD, Mode, mkdirat, renameat};
+    use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+    use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, mkdirat, renameat};
+    use rustix::io::Errno;
+    use rustix::net::{SendFlags, SocketAddrUnix, sockopt};
 
     use super::*;
 
@@ -174,6 +200,58 @@ mod test {
         let mut said = [0; 2];
         near.read_exact(&mut said).unwrap();
         assert!(&said == b"it" && fs::read(other.path().join("read")).is_ok());
+    }
+
+    /// A call is refused by the filter.
+    fn is_refused<T>(result: rustix::io::Result<T>) -> bool {
+        result.err() == Some(Errno::PERM)
+    }
+
+    #[test]
+    fn calls_that_landlock_does_not_cover_are_limited_to_open_files() {
+        let [shared, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [mine, theirs] = [&shared, &other].map(|folder| folder.path().to_owned());
+        let file = theirs.join("file");
+        fs::write(&file, "x").unwrap();
+        let before = fs::metadata(&file).unwrap().mtime();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let thread = thread::spawn(move || {
+            enter(&[Served { path: &mine, read_only: false }]).unwrap();
+            let own = mine.join("own");
+            let open = File::create(&own).unwrap();
+            let time = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let times = Timestamps { last_access: time, last_modification: time };
+            rustix::fs::futimens(&open, &times).unwrap();
+            assert_eq!(fs::metadata(&own).unwrap().mtime(), 1);
+            for path in [&own, &file] {
+                let none = AtFlags::empty();
+                assert!(is_refused(rustix::fs::utimensat(CWD, path, &times, none)));
+            }
+            let inotify = inotify::init(CreateFlags::CLOEXEC).unwrap();
+            let events = WatchFlags::CREATE | WatchFlags::MOVE | WatchFlags::ONLYDIR;
+            inotify::add_watch(&inotify, &mine, events).unwrap();
+            for more in [WatchFlags::OPEN, WatchFlags::ACCESS, WatchFlags::MASK_ADD] {
+                assert!(is_refused(inotify::add_watch(&inotify, &mine, events | more)));
+            }
+            assert!(is_refused(inotify::add_watch(&inotify, &file, WatchFlags::MODIFY)));
+            rustix::fs::fchmod(&open, Mode::from_raw_mode(0o640)).unwrap();
+            for bit in [0o4755, 0o2755, 0o1755] {
+                assert!(is_refused(rustix::fs::fchmod(&open, Mode::from_raw_mode(bit))));
+            }
+            let send = |flags| rustix::net::send(&far, b"it", flags);
+            send(SendFlags::NOSIGNAL | SendFlags::MORE).unwrap();
+            let fast_open = SendFlags::from_bits_retain(libc::MSG_FASTOPEN.unsigned_abs());
+            assert!(is_refused(send(SendFlags::NOSIGNAL | fast_open)));
+            let to = SocketAddrUnix::new("/nowhere").unwrap();
+            assert!(is_refused(rustix::net::sendto(&far, b"it", SendFlags::NOSIGNAL, &to)));
+            assert!(is_refused(sockopt::set_socket_broadcast(&far, true)));
+            sockopt::set_socket_keepalive(&far, true).unwrap();
+        });
+        thread.join().unwrap();
+        let mut said = Vec::new();
+        near.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"it");
+        assert_eq!(fs::metadata(other.path().join("file")).unwrap().mtime(), before);
     }
 
     #[test]
