@@ -58,8 +58,8 @@ mod test {
         let given = [("restore", "dir,copy"), ("disk", "c"), ("control", "fd:4"), ("memory", "1G")];
         given.iter().for_each(|(key, text)| own.set(key, text).unwrap());
         let all = own.over(&Config::from_json(base).unwrap()).unwrap();
-        let wanted = r#"{"cpus": 2, "disk": [{"path": "c"}], "grace": 9, "display": "none", "memory": "1G",
-                         "control": "fd:4", "restore": {"dir": "dir", "copy": true}}"#;
+        let wanted = r#"{"cpus": 2, "disk": [{"path": "c"}], "grace": 9, "memory": "1G",
+            "display": "none", "control": "fd:4", "restore": {"dir": "dir", "copy": true}}"#;
         let wanted = Config::from_json(wanted).unwrap();
         assert_eq!(serde_json::to_value(all).unwrap(), serde_json::to_value(wanted).unwrap());
         own.set("restore", "").unwrap_err();

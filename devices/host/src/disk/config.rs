@@ -293,14 +293,18 @@ fn changed(
     base: Arc<dyn Medium>,
     config: &Config,
 ) -> anyhow::Result<Option<Arc<dyn Image>>> {
-    let medium: Arc<dyn Medium> = match &config.overlay {
+    let image = match &config.overlay {
         Changes::None => return Ok(None),
-        Changes::Writes => Arc::new(Overlay::over(base, config.readonly)),
+        Changes::Writes => {
+            let overlay = Overlay::over(base, config.readonly);
+            Threaded::new(name, Arc::new(overlay), 2).in_memory()
+        }
         Changes::Patches(patches) => {
-            Arc::new(Patched::new(base, patches).with_context(|| name.to_owned())?)
+            let patched = Patched::new(base, patches).with_context(|| name.to_owned())?;
+            Threaded::new(name, Arc::new(patched), 2)
         }
     };
-    Ok(Some(Arc::new(Threaded::new(name, medium, 2))))
+    Ok(Some(Arc::new(image)))
 }
 
 /// A raw disk. It uses io_uring if the host allows that, and threads otherwise.

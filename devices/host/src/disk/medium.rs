@@ -17,10 +17,6 @@ const ALIGNMENT: usize = 4096;
 /// are aligned to 4096 bytes.
 pub(super) trait Medium: Send + Sync {
     fn geometry(&self) -> Geometry;
-    /// Whether writes outlive this process.
-    fn keeps_writes(&self) -> bool {
-        true
-    }
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// `durable`: the write survives a loss of power.
     fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()>;

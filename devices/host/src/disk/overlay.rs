@@ -111,10 +111,6 @@ impl Medium for Overlay {
         self.state.read().unwrap_or_else(PoisonError::into_inner).geometry.clone()
     }
 
-    fn keeps_writes(&self) -> bool {
-        false
-    }
-
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let mut at = 0;

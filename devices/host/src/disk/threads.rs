@@ -17,6 +17,7 @@ pub(super) struct Threaded {
     medium: Arc<dyn Medium>,
     report: Arc<Report>,
     threads: usize,
+    keeps_writes: bool,
 }
 
 impl Threaded {
@@ -36,7 +37,12 @@ impl Threaded {
         report: Arc<Report>,
         threads: usize,
     ) -> Self {
-        Self { medium, report, threads }
+        Self { medium, report, threads, keeps_writes: true }
+    }
+
+    /// The medium keeps writes in memory.
+    pub(super) fn in_memory(self) -> Self {
+        Self { keeps_writes: false, ..self }
     }
 }
 
@@ -46,7 +52,7 @@ impl Image for Threaded {
     }
 
     fn keeps_writes(&self) -> bool {
-        self.medium.keeps_writes()
+        self.keeps_writes
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
