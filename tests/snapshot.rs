@@ -125,7 +125,9 @@ for disk in nvme0n1 sda; do (
   while [ ! -e /stop ]; do
     usleep 100000
     now=$(cut -d . -f 1 /proc/uptime)
-    [ $((now - before)) -lt 8 ] || echo "from $before s to $now s in a moment" >> /wrong
+    # A lab on a busy host may not run for seconds.
+    [ $((now - before)) -ge 0 ] && [ $((now - before)) -lt 6 ] ||
+      echo "from $before s to $now s in a moment" >> /wrong
     before=$now
   done
   touch /stopped.clock

@@ -20,10 +20,13 @@ impl Time {
         self.at.lock().expect("no device panicked").unwrap_or_else(Instant::now)
     }
 
-    /// Stops at this moment, or goes on if it is none.
-    pub fn stop(&self, at: Option<Instant>) {
-        *self.at.lock().expect("no device panicked") = at;
-        self.stopped.store(at.is_some(), Ordering::Release);
+    pub fn stop(&self, at: Instant) {
+        *self.at.lock().expect("no device panicked") = Some(at);
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    pub fn go_on(&self) {
+        self.stopped.store(false, Ordering::Release);
     }
 }
 
@@ -39,10 +42,10 @@ mod test {
         let time = Time::default();
         let before = Instant::now();
         assert!(time.now() >= before);
-        time.stop(Some(before));
+        time.stop(before);
         sleep(Duration::from_millis(1));
         assert_eq!(time.now(), before);
-        time.stop(None);
+        time.go_on();
         assert!(time.now() > before);
     }
 }

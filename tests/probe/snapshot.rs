@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use host::testutil::noise::Noise;
 use serde_json::Value;
+use transom_tests::image::qemu_img;
 use transom_tests::lab::everything;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
 use vmm::control::{Command, Then};
+use vmm::kvm::KvmSupport;
 use vmm::snapshot::files::save;
 
 use crate::runs_here;
 
 /// The number of snapshots of each machine, and with `TRANSOM_TESTS=all`.
-const SNAPSHOTS: [usize; 2] = [12, 70];
+const SNAPSHOTS: [usize; 2] = [6, 40];
 /// The longest time between two, in microseconds.
 const LONGEST: u64 = 30_000;
 /// Requests of the probe for each snapshot, in each direction.
@@ -63,11 +65,12 @@ impl Machine {
         Ok(dir)
     }
 
-    /// Goes on in another process. `how` is what follows the folder.
-    fn restore(&mut self, dir: &Path, how: &str) {
+    /// Goes on in another process. `how` follows the folder.
+    fn restore(&mut self, dir: &Path, words: &[&str], how: &str) {
         self.before.push_str(&self.running.stdout.text());
         let dir = format!("{}{how}", dir.display());
-        self.running = Running::vmm(&["run", "--restore", &dir]).expect("vmm");
+        let words = [&["run", "--restore", &dir], words].concat();
+        self.running = Running::vmm(&words).expect("vmm");
     }
 
     fn output(&self) -> String {
@@ -77,9 +80,17 @@ impl Machine {
 
 /// Writes and verifies disks, and saves the machine at random moments until it is done.
 fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
-    let disk = tempfile::NamedTempFile::new().expect("a disk");
-    disk.as_file().set_len(SIZE).expect("a disk");
-    let device = format!("{kind},path={}", disk.path().display());
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = folder.path().join("disk");
+    let mut more = "";
+    if kind == "nvme" {
+        more = ",format=qcow2";
+        let size = SIZE.to_string();
+        qemu_img(&["create", "-q", "-f", "qcow2"], &disk, &[&size]).expect("an image");
+    } else {
+        File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    }
+    let device = format!("{kind},path={}{more}", disk.display());
     let wanted = SNAPSHOTS[usize::from(everything())];
     let mut words = String::from("checks=none ");
     // Long enough for all snapshots: the rest is done without them.
@@ -107,7 +118,7 @@ fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
             Then::Quit => {
                 assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
                 let how = random.choose(&["", ",copy", ",unchecked", ",copy,unchecked"]);
-                machine.restore(&dir, how);
+                machine.restore(&dir, &[], how);
             }
         }
     }
@@ -115,7 +126,15 @@ fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
     let output = machine.output();
     assert_eq!(ended, 0, "{kind}: {output}{}", machine.running.stderr.text());
     let report = report(&output).expect("a report");
-    assert_eq!(report["ok"], true, "{kind}: {report}");
+    let all = report["findings"].as_array().expect("findings");
+    // A paravirtual KVM shows the host's time stamp counter, which does not stand still.
+    let may_fail = match KvmSupport::of_this_host() {
+        KvmSupport::Paravirtual => &["tsc"][..],
+        KvmSupport::Full | KvmSupport::None => &[],
+    };
+    let failed = all.iter().filter(|finding| finding["verdict"] == "fail");
+    let failed: Vec<_> = failed.filter_map(|finding| finding["name"].as_str()).collect();
+    assert!(failed.iter().all(|name| may_fail.contains(name)), "{kind}: {report}");
     let found = findings(&report, "disk");
     assert_eq!(found.len(), 2, "{kind}: {report}");
     for found in found {
@@ -173,7 +192,7 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
         (["--memory", "128M"], "--memory 64M"),
         (["--display", "none"], "`display`"),
         (["--device", "edu"], "`nvme`"),
-        (["--device", &format!("{device},slot=07.0")], "in the snapshot, and not"),
+        (["--device", &format!("{device},slot=07.0")], "differs from the snapshot's"),
     ] {
         let error = refused(folder, &words);
         assert!(error.contains(said), "{words:?}: {error}");
@@ -211,11 +230,11 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
     let times = fs::metadata(&disk).and_then(|it| it.modified()).expect("a time");
     let file = File::options().write(true).open(&disk).expect("the disk");
     file.write_all_at(b"other", 5 << 20).expect("a byte");
-    assert!(refused(folder, &[]).contains("file of `nvme` has changed since"));
+    assert!(refused(folder, &[]).contains("the file of `nvme` has another size or time"));
     file.set_modified(times).expect("a time");
     drop(file);
     // Whole again, it runs.
-    machine.restore(&folder.join("0"), "");
+    machine.restore(&dir, &[], "");
     assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
 }
 
@@ -231,7 +250,7 @@ fn a_machine_that_cannot_be_saved_goes_on() {
     let mut machine = Machine::start(&words);
     machine.running.says("\"probe\"", 1).expect("a report");
     let error = machine.save(Then::Quit).expect_err("a disk in memory").to_string();
-    assert!(error.contains("nvme: a disk with `overlay=on`"), "{error}");
+    assert!(error.contains("nvme: with `overlay=on` its writes are lost"), "{error}");
     assert!(!machine.folder.path().join("0").exists(), "the rest of a snapshot that failed");
     assert_eq!(machine.status()["state"], "running");
 }
@@ -250,6 +269,8 @@ fn a_copy_gets_a_generation_of_its_own_and_a_suspended_machine_keeps_it() {
         let id = serde_json::from_str::<Value>(state).expect("JSON")["generation"].clone();
         if then == Then::Pause {
             let mut client = connect(&machine.control()).expect("control");
+            // A second snapshot does not let the devices go on.
+            machine.save(Then::Resume).expect("another snapshot");
             for command in [Command::Nmi, Command::PowerButton] {
                 let error = client.ask(&command).expect_err("the devices are parked").to_string();
                 assert!(error.contains("resume it first"), "{error}");
@@ -257,7 +278,10 @@ fn a_copy_gets_a_generation_of_its_own_and_a_suspended_machine_keeps_it() {
             client.ask(&Command::Quit).expect("it quits");
         }
         machine.running.wait(PATIENCE).expect("an end");
-        machine.restore(&dir, "");
+        // Its disk was moved meanwhile.
+        let (old, new) = (disks.path().join("disk"), disks.path().join("moved"));
+        fs::rename(old, &new).expect("another name");
+        machine.restore(&dir, &["--device", &format!("nvme,path={}", new.display())], "");
         let now = machine.status()["vmgenid"].clone();
         assert_eq!(now == id, same, "{then:?}: {id} and {now}");
     }

@@ -16,6 +16,7 @@ use crate::control::host_usb::{self, HostUsb};
 use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Targets;
 use crate::machine::inspect;
+use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
 use crate::{doctor, reference, run, screenshot, snapshot};
 use host::keyvalue;
@@ -130,7 +131,10 @@ fn run_machine(words: Vec<String>) -> anyhow::Result<u8> {
 
 fn inspect_machine(mut words: Vec<String>) -> anyhow::Result<u8> {
     let json = switch(&mut words, "--json");
-    print(&inspect::show(options(words)?, json)?)
+    let config = options(words)?;
+    let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
+    let config = run::with_snapshot(config, snapshot.as_ref())?;
+    print(&inspect::show(config, json)?)
 }
 
 fn run_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {

@@ -205,10 +205,10 @@ options! {
     "die-with" "PID" die_with: Parent,
     /// Continue from a snapshot of `vmm ctl snapshot`. Options that are not given are those of the
     /// snapshot; devices, processors and memory must be the same, and disks as they were. Memory is
-    /// read from the snapshot when the guest uses it, so the folder must stay until the machine
-    /// ends; `copy` reads all of it at first, into huge pages if the host has them. `unchecked`
-    /// trusts the snapshot and does not compare checksums of memory. The guest gets a new VM
-    /// Generation ID, unless the machine ended with the snapshot.
+    /// read from the snapshot when the guest uses it, so the folder must stay unchanged until the
+    /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
+    /// them. `unchecked` skips the checksums of memory that is not copied. The guest gets a new VM
+    /// Generation ID, unless the machine ended with the snapshot. Restore only your own snapshots.
     "restore" "DIR[,copy][,unchecked]" restore: Option<Restore>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,

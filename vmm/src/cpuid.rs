@@ -328,7 +328,7 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     }
 }
 
-/// Leaves whose bits are features: number, subleaf, and the registers EAX, EBX, ECX, EDX as bits.
+/// Leaves whose bits are features: number, subleaf, and the registers: bit 0 is EAX, bit 3 EDX.
 const FEATURES: &[(u32, u32, u8)] = &[
     (1, 0, 0b1100),
     (6, 0, 0b0001),
@@ -390,6 +390,18 @@ mod test {
     fn find(cpuid: &CpuId, function: u32, index: u32) -> Leaf {
         let found = cpuid.as_slice().iter().find(|l| l.function == function && l.index == index);
         *found.unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_needs_the_vendor_and_the_features_that_it_has() {
+        let leaf = |function, ebx, ecx| Leaf { function, ebx, ecx, ..Default::default() };
+        let saved = [leaf(0, 1, 2), leaf(1, 5, 0b110)];
+        let error = |ours: &[Leaf]| check(&saved, ours).err().map(|it| it.to_string());
+        assert_eq!(error(&saved), None);
+        assert_eq!(error(&[leaf(0, 1, 2), leaf(1, 9, 0b111)]), None, "more is enough");
+        let less = error(&[leaf(0, 1, 2), leaf(1, 5, 0b010)]).unwrap();
+        assert!(less.contains("leaf 0x1, subleaf 0, ECX: 0x4"), "{less}");
+        assert!(error(&[leaf(0, 1, 3), leaf(1, 5, 0b110)]).unwrap().contains("another vendor"));
     }
 
     #[test]

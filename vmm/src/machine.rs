@@ -53,6 +53,7 @@ pub use self::description::Description;
 use self::direct::Direct;
 use self::firmware::Source;
 pub use self::generation::Generation;
+use self::saved::Built;
 
 /// Default slot of the display.
 const DISPLAY_SLOT: Address = Address::new(1, 0);
@@ -73,12 +74,7 @@ pub struct Machine {
     pub lack: Option<&'static str>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
-    /// The devices of the configuration, each with its claims.
-    layout: Vec<(String, Vec<String>)>,
-    /// The CPUID leaves of each processor.
-    cpuid: Vec<Vec<Leaf>>,
-    /// The configured VM Generation ID.
-    own_generation: Option<String>,
+    built: Built,
     /// The process's pages, which tell unchanged memory.
     pages: Pages,
     /// The snapshot that the machine was restored from.
@@ -240,7 +236,7 @@ pub fn build(
 ) -> anyhow::Result<Machine> {
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
-    let own_generation = config.vmgenid.clone();
+    let generation_id = config.vmgenid.clone();
     let plan = Plan::new(config, &kvm)?;
     let lack = hyperv_warning(&plan.config, plan.hyperv);
     let cpuid = match snapshot {
@@ -251,7 +247,8 @@ pub fn build(
         Some(snapshot) => snapshot.ram(&plan.config.memory, &plan.regions())?,
         None => ram::map(&plan.config.memory, &plan.regions(), None)?,
     };
-    let marks = snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&plan))?;
+    let files = saved::files(&plan);
+    let marks = snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&files, &plan.config))?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
@@ -259,14 +256,16 @@ pub fn build(
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
     let layout = saved::layout(&board);
+    let built = Built { layout, files, cpuid, generation: generation_id };
 
     vm.finish()?;
     vm.filter_registers(plan.hyperv == Some(Provider::Own))?;
-    let vcpus = cpuid.iter().zip(&plan.apic_ids).enumerate().map(|(index, (cpuid, apic_id))| {
-        let cpuid = CpuId::from_entries(cpuid).context("CPUID")?;
-        let id = ProcessorId { index, apic_id: *apic_id };
-        Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
-    });
+    let vcpus =
+        built.cpuid.iter().zip(&plan.apic_ids).enumerate().map(|(index, (cpuid, apic_id))| {
+            let cpuid = CpuId::from_entries(cpuid).context("CPUID")?;
+            let id = ProcessorId { index, apic_id: *apic_id };
+            Vcpu::new(&kvm, &vm, id, &cpuid, plan.hyperv)
+        });
     let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
     let policy = Policy::new(plan.config.msr, plan.hyperv.is_some());
     let mut registers = Registers { policy, hyperv: None };
@@ -289,9 +288,7 @@ pub fn build(
         generation,
         lack,
         fresh: true,
-        layout,
-        cpuid,
-        own_generation,
+        built,
         pages: Pages::open(),
         origin: None,
         parked: None,
@@ -407,7 +404,7 @@ impl Machine {
     /// Resets the machine and loads the kernel. `resume` starts it.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
         if self.parked.take().is_some() {
-            self.board.shared.time.stop(None);
+            self.board.shared.time.go_on();
         }
         self.board.reset()?;
         if !std::mem::take(&mut self.fresh) {

@@ -2,6 +2,7 @@
 //! pages by themselves (for memory files only if an administrator enabled it), or a file of
 //! hugetlbfs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -216,7 +217,8 @@ fn advise(region: &MmapRegion, part: Range<u64>, advice: Advice) -> anyhow::Resu
 }
 
 /// Returns guest RAM to the host: the whole pages in this range. The range stays mapped, for this
-/// process and for the guest, and reads as zeros until it is written.
+/// process and for the guest, and reads as zeros until it is written. Pages that cannot be returned
+/// keep their contents.
 ///
 /// With hugetlbfs, the host must reserve enough pages for its machines: if the guest touches a
 /// returned page and no page is free, the machine is killed.
@@ -250,35 +252,47 @@ pub fn is_saved(region: &MmapRegion) -> bool {
     region.file_offset().is_none() && region.flags() & libc::MAP_ANONYMOUS == 0
 }
 
-/// The parts of saved machines' memory that were returned, by their addresses here.
-static REPLACED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+/// The parts of saved machines' memory that were returned, by their addresses here: each part's
+/// start, and its end. Parts that touch are one.
+static REPLACED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 /// The kernel limits the mappings of a process (65530 by default), and the guest must not use them
 /// up.
 const MAX_REPLACED: usize = 16384;
 
 /// Returns a part of a saved machine's memory, which would otherwise have its saved contents again.
-/// After many parts, the others stay as they are, which no guest notices.
+/// If that takes too many mappings, the part stays as it is, which no guest notices.
 #[expect(unsafe_code, reason = "mappings are raw addresses")]
 fn replace(region: &MmapRegion, part: Range<u64>) -> anyhow::Result<()> {
+    let (first, length) = (usize::try_from(part.start)?, usize::try_from(part.end - part.start)?);
+    let start = region.as_ptr().wrapping_add(first);
     let mut replaced = REPLACED.lock().expect("no thread panicked");
-    if replaced.len() >= MAX_REPLACED {
-        return Ok(());
+    let addresses = start.addr()..start.addr() + length;
+    if replaced.range(..=addresses.start).next_back().is_some_and(|it| *it.1 >= addresses.end) {
+        return advise(region, part, Advice::LinuxDontNeed);
     }
-    let (start, length) = (usize::try_from(part.start)?, usize::try_from(part.end - part.start)?);
+    let whole = joined(&replaced, addresses);
+    let grows = replaced.range(whole.clone()).next().is_some();
+    anyhow::ensure!(grows || replaced.len() < MAX_REPLACED, "the guest returns too many parts");
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED;
-    let start = region.as_ptr().wrapping_add(start);
     // SAFETY: the range is in that mapping, which only guests and volatile accesses use: they take
     // memory as they find it.
     unsafe { mmap_anonymous(start.cast(), length, access, flags)? };
-    replaced.push(start.addr()..start.addr() + length);
+    replaced.retain(|start, _| !whole.contains(start));
+    replaced.insert(whole.start, whole.end);
     Ok(())
+}
+
+/// A range with all parts that it touches.
+fn joined(parts: &BTreeMap<usize, usize>, range: Range<usize>) -> Range<usize> {
+    let touching = parts.range(..=range.end).rev().take_while(|it| *it.1 >= range.start);
+    touching.fold(range.clone(), |all, (start, end)| all.start.min(*start)..all.end.max(*end))
 }
 
 /// Whether a part of this memory was returned, so that it does not have its saved contents.
 pub fn is_replaced(addresses: Range<usize>) -> bool {
     let replaced = REPLACED.lock().expect("no thread panicked");
-    replaced.iter().any(|it| it.start < addresses.end && addresses.start < it.end)
+    replaced.range(..addresses.end).next_back().is_some_and(|it| *it.1 > addresses.start)
 }
 
 /// The size of a page without hugetlbfs, in bytes.
@@ -358,6 +372,38 @@ mod test {
         };
         // The host's kernel may merge the surrounding pages into a huge page at any moment.
         assert!((0..20).any(|_| gives_back()), "{} bytes are there", resident());
+    }
+
+    #[test]
+    fn memory_of_a_snapshot_is_its_file_until_it_is_written_or_returned() {
+        let file = tempfile::tempfile().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; 4 << 20], 0).unwrap();
+        let memory = Memory { size: Size(4 << 20), ..Memory::default() };
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)], Some(&file)).unwrap();
+        let high = 1 << 32;
+        let byte = |at: u64| ram.read_obj::<u8>(GuestAddress(at)).unwrap();
+        ram.write_obj(9_u8, GuestAddress(high)).unwrap();
+        assert_eq!([byte(0), byte(high), byte(high + 4096)], [7, 9, 7]);
+        let address = |page: usize| {
+            let region = ram.iter().nth(1).unwrap();
+            let start = region.as_ptr().addr() + page * 4096;
+            start..start + 4096
+        };
+        // The same pages again and again, pages next to them, and pages between them.
+        for range in [0..2, 0..2, 1..2, 5..6, 2..3, 3..5, 0..6] {
+            release(&ram, high + range.start * 4096..high + range.end * 4096);
+            assert_eq!(byte(high + range.start * 4096), 0);
+            ram.write_obj(5_u8, GuestAddress(high + range.start * 4096)).unwrap();
+            let parts = REPLACED.lock().unwrap().clone();
+            let ours = parts.range(address(0).start..address(20).start).count();
+            assert!(ours <= 2, "{range:?}: {parts:?}");
+        }
+        assert!((0..6).all(|page| is_replaced(address(page))));
+        assert!(!is_replaced(address(6)));
+        assert_eq!([byte(high + 6 * 4096), byte(0)], [7, 7]);
+        let mut same = [0];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut same, 1 << 20).unwrap();
+        assert_eq!(same, [7], "the file of the snapshot");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Runs a machine from power-on to the exit status: the main thread's event loop.
 
-mod orders;
+mod commands;
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -56,7 +57,8 @@ const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
 pub fn run(config: Config) -> anyhow::Result<u8> {
-    let (config, snapshot) = with_snapshot(config)?;
+    let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
+    let config = with_snapshot(config, snapshot.as_ref())?;
     config.check()?;
     let (sender, notices) = mpsc::channel();
     let signal_sender = sender.clone();
@@ -67,6 +69,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
+    snapshot.as_ref().map_or(Ok(()), Snapshot::check)?;
     let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
     let mut machine = match (built, signals::arrived()) {
         // There is no guest yet that could be asked to shut down.
@@ -108,6 +111,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         resets: Resets::default(),
         crashes: RateLimit::default(),
         end: None,
+        deferred: VecDeque::new(),
+        failed: None,
     };
     let status = main_loop.run();
     if status.is_err() {
@@ -120,11 +125,9 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     status
 }
 
-/// Opens the snapshot to restore, whose options are those that are not given.
-fn with_snapshot(config: Config) -> anyhow::Result<(Config, Option<Snapshot>)> {
-    let Some(restore) = &config.restore else { return Ok((config, None)) };
-    let snapshot = Snapshot::open(restore)?;
-    Ok((config.over(&snapshot.saved.config)?, Some(snapshot)))
+/// The options, and those of the snapshot for options that are not given.
+pub fn with_snapshot(config: Config, snapshot: Option<&Snapshot>) -> anyhow::Result<Config> {
+    snapshot.map_or(Ok(config.clone()), |snapshot| config.over(&snapshot.saved.config))
 }
 
 /// Logs the disks, and a lack of this host's KVM.
@@ -168,6 +171,10 @@ struct MainLoop {
     crashes: RateLimit,
     /// After a request to shut down: when to stop waiting for the guest, and the exit status then.
     end: Option<(Instant, u8)>,
+    /// Commands that came while the machine was saved.
+    deferred: VecDeque<Request>,
+    /// The error of a command that ends the machine.
+    failed: Option<anyhow::Error>,
 }
 
 /// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time
@@ -208,6 +215,7 @@ impl MainLoop {
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
+                _ if !self.deferred.is_empty() => self.deferred.pop_front().map(Notice::Control),
                 None => self.notices.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
@@ -246,7 +254,10 @@ impl MainLoop {
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
-            Notice::Control(request) => return Ok(self.control(request)),
+            Notice::Control(request) => {
+                let status = self.control(request);
+                return self.failed.take().map_or(Ok(status), Err);
+            }
         }
         Ok(None)
     }

@@ -108,7 +108,7 @@ impl Saved {
 pub struct Snapshot {
     pub saved: Saved,
     pub memory: File,
-    pub copy: bool,
+    from: Restore,
 }
 
 /// The snapshot whose contents the machine's memory had at first.
@@ -118,24 +118,31 @@ pub struct Origin {
 }
 
 impl Snapshot {
-    /// Opens and checks a snapshot. `unchecked` leaves out the contents of memory.
+    /// Opens a snapshot, and checks all but the contents of memory.
     pub fn open(from: &Restore) -> anyhow::Result<Self> {
         Self::open_files(from).with_context(|| format!("--restore {}", from.dir.display()))
     }
 
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
-        let path = from.dir.join(files::MACHINE);
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
-                "there is no complete snapshot: `{}` is missing, which is written last",
-                files::MACHINE
-            ),
+        let file = match File::open(from.dir.join(files::MACHINE)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                bail!("{}", missing(&from.dir))
+            }
             other => other.context(files::MACHINE)?,
         };
         let saved = Saved::read(file).context(files::MACHINE)?;
         let memory = File::open(from.dir.join(files::MEMORY)).context(files::MEMORY)?;
-        memory::check(&memory, &saved.memory, !from.unchecked).context(files::MEMORY)?;
-        Ok(Self { saved, memory, copy: from.copy })
+        memory::check_length(&memory, &saved.memory).context(files::MEMORY)?;
+        Ok(Self { saved, memory, from: from.clone() })
+    }
+
+    /// Checks the contents of memory, unless they are not to be checked or are read later anyway.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.from.unchecked || self.from.copy {
+            return Ok(());
+        }
+        let checked = memory::check(&self.memory, &self.saved.memory).context(files::MEMORY);
+        checked.with_context(|| format!("--restore {}", self.from.dir.display()))
     }
 
     /// Guest RAM with the contents of the snapshot.
@@ -145,7 +152,7 @@ impl Snapshot {
         ranges: &[Range<u64>],
     ) -> anyhow::Result<Arc<GuestMemoryMmap>> {
         // Memory in huge pages cannot be that of a file.
-        if !self.copy && memory.hugepages.is_none() {
+        if !self.from.copy && memory.hugepages.is_none() {
             return ram::map(memory, ranges, Some(&self.memory));
         }
         let ram = ram::map(memory, ranges, None)?;
@@ -158,6 +165,21 @@ impl Snapshot {
     /// Where in the file, and in which parts, the memory of devices is.
     pub fn device_memory(&self, regions: usize) -> impl Iterator<Item = (u64, &Part)> {
         memory::places(&self.saved.memory).skip(regions)
+    }
+}
+
+/// The reason why a folder has no snapshot.
+fn missing(dir: &Path) -> String {
+    let (name, unfinished) = (files::MACHINE, files::UNFINISHED);
+    let sentence =
+        format!("there is no complete snapshot: `{name}` is missing, which is written last");
+    if dir.join(unfinished).exists() {
+        format!(
+            "{sentence}; if `vmm ctl` was interrupted, and the machine has ended with this \
+             snapshot, rename `{unfinished}` to `{name}`: it is checked"
+        )
+    } else {
+        sentence
     }
 }
 
@@ -178,19 +200,31 @@ impl Mark {
         Ok(Self { name: name.to_owned(), bytes: found.len(), changed })
     }
 
-    /// Fails if the file is not as it was. Otherwise the guest would write its old picture of a
-    /// file system over a newer one.
+    /// Fails if a file is not as it was. Otherwise the guest would write its old picture of a file
+    /// system over a newer one.
     pub fn compare(before: &[Self], now: &[Self]) -> anyhow::Result<()> {
         for was in before {
             let is = now.iter().find(|is| is.name == was.name);
-            let is = is.with_context(|| format!("this machine has no `{}`", was.name))?;
+            let is = is.with_context(|| format!("this machine has no file for `{}`", was.name))?;
             ensure!(
-                is == was,
-                "the file of `{}` has changed since the snapshot, and the guest would destroy it: \
-                 restore it as it was then, or start the machine without the snapshot",
+                is.bytes == was.bytes && same_time(is.changed, was.changed),
+                "the file of `{}` has another size or time of change than in the snapshot: the \
+                 guest would destroy a file that was written since. Put the file back as it was \
+                 (copy it with `cp -p`), or start the machine without the snapshot",
                 was.name
             );
         }
-        Ok(())
+        match now.iter().find(|is| !before.iter().any(|was| was.name == is.name)) {
+            Some(is) => bail!("the snapshot has no file for `{}`: leave it out", is.name),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether these are the same time. Some file systems and archives keep whole seconds.
+fn same_time(one: Option<(i64, i64)>, two: Option<(i64, i64)>) -> bool {
+    match (one, two) {
+        (Some(one), Some(two)) => one == two || one.0 == two.0 && (one.1 == 0 || two.1 == 0),
+        (one, two) => one == two,
     }
 }

@@ -42,7 +42,17 @@ fn keep() -> anyhow::Result<u8> {
     let (mut pause, mut reported) = (MIN_PAUSE, false);
     loop {
         let start = Instant::now();
-        let status = server(&config, &folders)?.wait().context("the server")?;
+        let started = server(&config, &folders);
+        let status = match started.and_then(|mut child| child.wait().context("the server")) {
+            Ok(status) => status,
+            // The host may lack memory or processes for a while.
+            Err(error) if reported => {
+                writeln!(io::stderr(), "WARN the server of the shared folders: {error:#}").ok();
+                sleep(MAX_PAUSE);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let Some(signal) = status.signal() else {
             return Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
         };
@@ -52,7 +62,7 @@ fn keep() -> anyhow::Result<u8> {
         if !reported {
             let sentence = format!(
                 "the server of the shared folders was ended by signal {signal}, and is started \
-                 again; `transom status` counts further times"
+                 again; `transom status` counts the restarts"
             );
             writeln!(io::stderr(), "WARN {sentence}").ok();
             reported = true;

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 /// The most files of one command.
-const MOST: usize = 2;
+const MAX_FILES: usize = 2;
 
 /// Reads from a client, and keeps the files that it passed last. Others are closed.
 pub(super) struct Incoming<'a> {
@@ -32,13 +32,13 @@ impl<'a> Incoming<'a> {
 impl Read for Incoming<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         // Files that do not fit are closed by the kernel.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
         let mut vectors = [IoSliceMut::new(buffer)];
         let got = recvmsg(self.client, &mut vectors, &mut rights, RecvFlags::CMSG_CLOEXEC)?;
         for message in rights.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
-                self.files = files.take(MOST).collect();
+                self.files = files.take(MAX_FILES).collect();
             }
         }
         Ok(got.bytes)
@@ -51,7 +51,7 @@ pub(super) fn send(
     bytes: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     if !rights.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(rustix::io::Errno::MSGSIZE);

@@ -22,6 +22,10 @@ const TSC_ADJUST: u32 = 0x3b;
 /// The interrupt request register (IRR) of the local controller.
 const REQUESTS: Range<usize> = 0x200..0x280;
 
+/// MSRs that change by themselves, or when they are written: deadline of the local controller's
+/// timer; time and counters of Hyper-V's interface; KVM's clock.
+const CHANGING: [u32; 8] =
+    [0x6e0, 0x4000_0020, 0x4000_0010, 0x4b56_4d00, 0x4b56_4d01, 0x4b56_4d02, 0x11, 0x12];
 /// HV_X64_MSR_HYPERCALL.
 const HYPERCALL: u32 = 0x4000_0001;
 
@@ -125,6 +129,17 @@ impl Processor {
         fd.set_mp_state(self.mode).context("the state of a processor")?;
         fd.set_vcpu_events(&self.events).context("pending events")?;
         fd.set_debug_regs(&self.debug).context("debug registers")
+    }
+
+    /// The MSRs that do not have the values of this state.
+    pub(super) fn different_msrs(&self, fd: &VcpuFd) -> anyhow::Result<Vec<u32>> {
+        let now = get_msrs(fd, self.msrs.iter().map(|msr| msr.index))?;
+        let same = |msr: &&kvm_msr_entry| {
+            let same = |it: &kvm_msr_entry| (it.index, it.data) == (msr.index, msr.data);
+            now.iter().any(same) || CHANGING.contains(&msr.index)
+        };
+        let all = self.msrs.iter();
+        Ok(all.filter(|msr| !same(msr)).map(|msr| msr.index).collect())
     }
 
     fn set_msrs(&self, fd: &VcpuFd) -> anyhow::Result<()> {

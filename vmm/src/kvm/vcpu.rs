@@ -139,7 +139,13 @@ impl Vcpu {
 
     /// Continues from the state of a snapshot.
     pub fn restore(&self, state: &state::Processor) -> anyhow::Result<()> {
-        state.set(&self.fd)
+        state.set(&self.fd)?;
+        let lost = state.different_msrs(&self.fd)?;
+        if !lost.is_empty() {
+            let index = self.id.index;
+            tracing::warn!("processor {index}: this host's KVM does not restore MSRs {lost:x?}");
+        }
+        Ok(())
     }
 
     /// Sets the state that a kernel's boot protocol requires, to start it without firmware.

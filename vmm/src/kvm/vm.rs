@@ -47,7 +47,7 @@ pub struct Vm {
     ram: Arc<GuestMemoryMmap>,
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
-    lent: Mutex<Vec<Weak<DeviceMemory>>>,
+    device_memory: Mutex<Vec<Weak<DeviceMemory>>>,
     /// The interrupt controllers and the timer at power-on.
     power_on: Mutex<Option<Chips>>,
     /// `None` in a machine without system-management mode.
@@ -74,7 +74,7 @@ impl Vm {
             }
         };
         let (ram, power_on) = (ram.clone(), None.into());
-        Ok(Self { fd, ram, next_slot, table, lent: Mutex::default(), power_on, smm })
+        Ok(Self { fd, ram, next_slot, table, device_memory: Mutex::default(), power_on, smm })
     }
 
     fn slot(&self, flags: u32) -> Slot {
@@ -115,7 +115,12 @@ impl Vm {
 
     /// The memory of all devices, in the order in which they were built.
     pub fn device_memory(&self) -> Vec<Arc<DeviceMemory>> {
-        self.lent.lock().expect("no thread panicked").iter().filter_map(Weak::upgrade).collect()
+        self.device_memory
+            .lock()
+            .expect("no thread panicked")
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 
     /// The state for a snapshot, with the clocks of an earlier moment. The processors must be
@@ -222,7 +227,7 @@ impl Hypervisor for Vm {
         let ram = self.ram.iter().map(smram::range).collect();
         let guest = Place { vm: self.fd.clone(), ram, smm: self.smm.is_some() };
         let memory = Arc::new(DeviceMemory::new(guest, region, self.slot(flags)));
-        self.lent.lock().expect("no thread panicked").push(Arc::downgrade(&memory));
+        self.device_memory.lock().expect("no thread panicked").push(Arc::downgrade(&memory));
         Ok(memory)
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
@@ -31,29 +32,51 @@ pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
     board.claims().map(device).collect()
 }
 
+/// The machine as it was built, which a snapshot describes.
+pub(super) struct Built {
+    /// The devices of the configuration, each with its claims.
+    pub(super) layout: Vec<(String, Vec<String>)>,
+    /// The configured files of disks and drives, by the names of their devices.
+    pub(super) files: BTreeMap<String, PathBuf>,
+    /// The CPUID leaves of each processor.
+    pub(super) cpuid: Vec<Vec<Leaf>>,
+    /// The configured VM Generation ID.
+    pub(super) generation: Option<String>,
+}
+
 /// The kinds of devices whose state is in another process or in hardware.
 const UNSAVED: [(&str, &str); 2] = [
-    ("tpm", "the state of a TPM is not saved yet: do without snapshots of this machine"),
+    ("tpm", "the state of a TPM is not saved yet: shut the guest down instead"),
     ("usb-host", "a USB device of the host is not saved: detach it first"),
 ];
 
-/// The files of the machine's disks and drives, before they are opened: that may change them.
-pub(super) fn marks(plan: &Plan) -> anyhow::Result<Vec<Mark>> {
+/// The configured files of disks and drives, by the names of their devices.
+pub(super) fn files(plan: &Plan) -> BTreeMap<String, PathBuf> {
     let mut counts = BTreeMap::<_, usize>::new();
-    let mut marks = Vec::new();
+    let mut files = BTreeMap::new();
     for device in plan.devices() {
         let count = counts.entry(device.kind()).or_default();
         *count += 1;
         if let Some(path) = device.file() {
-            marks.push(Mark::of(&registry::name(device.kind(), *count), path)?);
+            files.insert(registry::name(device.kind(), *count), path.to_owned());
         }
     }
-    marks.extend(of_vars(&plan.config)?);
-    Ok(marks)
+    files
 }
 
-fn of_vars(config: &Config) -> anyhow::Result<Option<Mark>> {
-    config.vars.as_ref().map(|path| Mark::of("--vars", path)).transpose()
+/// The files as they are now. Before they are opened, which may change them, for a comparison.
+pub(super) fn marks(
+    files: &BTreeMap<String, PathBuf>,
+    config: &Config,
+) -> anyhow::Result<Vec<Mark>> {
+    let mut marks = Vec::new();
+    for (name, path) in files {
+        marks.push(Mark::of(name, path)?);
+    }
+    if let Some(path) = &config.vars {
+        marks.push(Mark::of("--vars", path)?);
+    }
+    Ok(marks)
 }
 
 impl Snapshot {
@@ -76,7 +99,7 @@ impl Snapshot {
 
 impl Machine {
     /// Saves the machine to these files. The processors must be paused. The devices stay parked
-    /// until `go_on`, so that its disks do not change.
+    /// until `unpark`, so that its disks do not change.
     pub fn save(&mut self, machine: &File, memory: &File, then: Then) -> anyhow::Result<()> {
         self.can_be_saved()?;
         let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
@@ -87,29 +110,51 @@ impl Machine {
         for (vcpu, (state, _)) in self.processors.each().zip(states) {
             vcpu.add_interrupts(state)?;
         }
-        let files = self.marks()?;
+        let files = marks(&self.built.files, &self.config)?;
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
-        let (config, cpuid) = (portable(&self.config), self.cpuid.clone());
-        let (layout, generation) = (self.layout.clone(), self.generation.show());
+        let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
+        let (layout, generation) = (self.built.layout.clone(), self.generation.show());
         let saved = Saved { config, then, layout, cpuid, moment, generation, files, memory };
         let written = saved.write(machine);
         self.parked = Some(saved.moment);
         written
     }
 
-    /// Fails if a part of the state is in another process, in hardware, or lost at the end.
+    /// Fails if a part of the state is in another process, in hardware, or lost at the end, or if
+    /// the machine is no longer the configured one.
     fn can_be_saved(&self) -> anyhow::Result<()> {
-        for (name, _) in self.board.claims() {
+        let present: Vec<_> = self.board.claims().map(|(name, _)| name).collect();
+        for name in &present {
             let kind = name.split('.').next().unwrap_or_default();
             if let Some((_, reason)) = UNSAVED.iter().find(|it| it.0 == kind) {
                 bail!("{name}: {reason}");
             }
         }
+        let configured: Vec<_> = self.built.layout.iter().map(|(name, _)| name.as_str()).collect();
+        if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
+            bail!(
+                "{name} was plugged in while the machine ran: unplug it first (`vmm ctl detach`)"
+            );
+        }
+        if let Some(name) = configured.iter().find(|name| !present.contains(name)) {
+            bail!("{name} was unplugged while the machine ran: it can be saved after a restart");
+        }
+        for tray in self.board.shared.disks.trays() {
+            let (name, medium) = (tray.name(), tray.medium());
+            let medium = medium.as_ref().map(|drive| &drive.path);
+            ensure!(
+                medium == self.built.files.get(name),
+                "{name} has another medium than at the start: change it back first (`vmm ctl \
+                 eject`, `vmm ctl insert`)"
+            );
+        }
         let disks = self.board.shared.disks.all();
         match disks.iter().find(|disk| !disk.image.keeps_writes()) {
-            Some(disk) => {
-                bail!("{}: a disk with `overlay=on` keeps no writes to go on from", disk.name)
-            }
+            Some(disk) => bail!(
+                "{}: with `overlay=on` its writes are lost at the end: shut the guest down \
+                 instead",
+                disk.name
+            ),
             None => Ok(()),
         }
     }
@@ -118,7 +163,7 @@ impl Machine {
         let first = self.processors.each().next().context("a machine without processors")?;
         let (clock, now) = first.clock(&self.vm)?;
         drop(first);
-        self.board.shared.time.stop(Some(now));
+        self.board.shared.time.stop(now);
         let devices = self.board.park();
         let taken = (|| {
             let processors = self.processors.each().map(|vcpu| vcpu.state());
@@ -138,12 +183,12 @@ impl Machine {
 
     fn run_devices(&self, devices: Vec<(String, device::Saved)>) -> anyhow::Result<()> {
         let ran = self.board.run(devices);
-        self.board.shared.time.stop(None);
+        self.board.shared.time.go_on();
         ran
     }
 
     /// Lets the machine continue where it was saved. `resume` starts the processors.
-    pub fn go_on(&mut self) -> anyhow::Result<()> {
+    pub fn unpark(&mut self) -> anyhow::Result<()> {
         self.parked.take().map_or(Ok(()), |moment| self.continue_from(moment))
     }
 
@@ -163,7 +208,7 @@ impl Machine {
         if let (Some(hyperv), Some(state)) = (self.processors.hyperv(), moment.hyperv) {
             hyperv.restore(state);
         }
-        self.board.shared.time.stop(Some(began));
+        self.board.shared.time.stop(began);
         self.run_devices(moment.devices)
     }
 
@@ -191,7 +236,7 @@ impl Machine {
         // A machine that ended with its snapshot goes on once: its disks show that. Others may be
         // copies.
         let before = Uuid::from_str(&generation)?;
-        let now = match &self.own_generation {
+        let now = match &self.built.generation {
             Some(id) => Uuid::from_str(id)?,
             None if then == Then::Quit => before,
             None => Uuid::random()?,
@@ -203,27 +248,19 @@ impl Machine {
     /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
     /// changed yet.
     pub(super) fn check(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
-        compare(&saved.layout, &self.layout)?;
-        let configured: Vec<_> = self.layout.iter().map(|it| &it.0).collect();
-        let present: Vec<_> = saved.moment.devices.iter().map(|it| &it.0).collect();
-        if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
-            bail!(
-                "`{name}` was plugged into the machine while it ran: unplug it before a snapshot"
-            );
-        }
-        if let Some(name) = configured.iter().find(|name| !present.contains(name)) {
-            bail!("`{name}` was unplugged while the machine ran: it cannot be restored without it");
-        }
+        compare(&saved.layout, &self.built.layout)?;
         let sizes = self.mappings().map(|region| region.size() as u64);
         ensure!(
             sizes.eq(saved.memory.iter().map(|part| part.bytes)),
-            "the memory of the snapshot has other parts than that of this machine: start it with \
-             `--memory {}`",
+            "the snapshot has other parts of memory than this machine: start it with `--memory \
+             {}`, and with the same display",
             saved.config.memory.size
         );
         ensure!(
             saved.moment.hyperv.is_some() == self.processors.hyperv().is_some(),
-            "the snapshot and this machine differ in `--hyperv`: `own`"
+            "the snapshot has another interface of Hyper-V than this host gives: start it with \
+             `--hyperv {}`",
+            if saved.moment.hyperv.is_some() { "own" } else { "kvm" }
         );
         Mark::compare(&saved.files, marks)
     }
@@ -252,17 +289,6 @@ impl Machine {
         file.sync_all()?;
         Ok(parts)
     }
-
-    /// The files of the disks and drives, as they are now.
-    fn marks(&self) -> anyhow::Result<Vec<Mark>> {
-        let disks = self.board.shared.disks.all();
-        let mut marks = Vec::new();
-        for disk in &disks {
-            marks.push(Mark::of(&disk.name, &disk.path)?);
-        }
-        marks.extend(of_vars(&self.config)?);
-        Ok(marks)
-    }
 }
 
 /// The configuration without what belongs to one process or one life.
@@ -270,18 +296,19 @@ fn portable(config: &Config) -> Config {
     Config { restore: None, vmgenid: None, die_with: Default::default(), ..config.clone() }
 }
 
-/// The first difference between the devices of a snapshot and of a machine, as an error.
+/// Fails if the devices of a snapshot and of a machine are not the same.
 fn compare(
     saved: &[(String, Vec<String>)],
     machine: &[(String, Vec<String>)],
 ) -> anyhow::Result<()> {
-    let same = "start it with the same devices, in the same order";
+    let same = "give all devices as they were, in the same order, or none";
     for (name, claims) in saved {
         let Some((_, ours)) = machine.iter().find(|it| it.0 == *name) else {
             bail!("the snapshot has `{name}`, and this machine does not: {same}");
         };
-        if let Some(claim) = claims.iter().find(|it| !ours.contains(it)) {
-            bail!("`{name}` has {claim} in the snapshot, and not in this machine: {same}");
+        let different = claims.iter().find(|it| !ours.contains(it));
+        if let Some(claim) = different.or_else(|| ours.iter().find(|it| !claims.contains(it))) {
+            bail!("`{name}` differs from the snapshot's in `{claim}`: {same}");
         }
     }
     match machine.iter().find(|it| !saved.iter().any(|other| other.0 == it.0)) {

@@ -15,7 +15,7 @@ use crate::control::{Client, Command, Then};
 pub(super) const MACHINE: &str = "machine.json";
 pub(super) const MEMORY: &str = "memory";
 /// The name of the first until it is complete.
-const UNFINISHED: &str = "machine.json.unfinished";
+pub(super) const UNFINISHED: &str = "machine.json.unfinished";
 
 /// Saves the machine in a folder, which must be new or empty. Nothing is left of a snapshot that
 /// fails.

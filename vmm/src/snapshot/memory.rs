@@ -15,7 +15,8 @@ use crate::ram;
 /// The bytes that have a checksum together.
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Bytes of /proc/self/pagemap for a page, and its bits: in memory or swapped out; of a file.
+/// Bytes of /proc/self/pagemap for a page, and its bits: in memory or swapped out; of a file, which
+/// in a private mapping means that it was not written.
 const ENTRY: usize = 8;
 const PRESENT: u64 = 0b11 << 62;
 const OF_FILE: u64 = 1 << 61;
@@ -81,7 +82,8 @@ pub fn write(
     for start in (0..bytes).step_by(CHUNK) {
         let buffer = &mut buffer[..CHUNK.min(bytes - start)];
         let address = region.as_ptr().addr() + start;
-        let unchanged = pages.unchanged(address, buffer.len());
+        // A shared mapping is a file, whose pages tell nothing.
+        let unchanged = region.file_offset().is_none() && pages.unchanged(address, buffer.len());
         let unchanged = unchanged && !ram::is_replaced(address..address + buffer.len());
         match before {
             Before::Zeros if unchanged => {
@@ -122,17 +124,20 @@ fn write_chunk(file: &File, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<
     Ok(written.then(|| crc32fast::hash(chunk)))
 }
 
-/// Checks the length of the file, and with `contents` all checksums.
-pub fn check(file: &File, parts: &[Part], contents: bool) -> anyhow::Result<()> {
+/// Checks the length of the file.
+pub fn check_length(file: &File, parts: &[Part]) -> anyhow::Result<()> {
     let whole = |part: &Part| part.bytes.div_ceil(CHUNK as u64) == part.checksums.len() as u64;
     ensure!(parts.iter().all(whole), "it does not have a checksum for each part");
     let bytes = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
     let length = file.metadata()?.len();
     ensure!(length == bytes, "it has {length} bytes, and the machine has {bytes}");
-    if contents {
-        for (at, part) in places(parts) {
-            each_chunk(file, at, part, |_, _| Ok(()))?;
-        }
+    Ok(())
+}
+
+/// Checks all contents.
+pub fn check(file: &File, parts: &[Part]) -> anyhow::Result<()> {
+    for (at, part) in places(parts) {
+        each_chunk(file, at, part, |_, _| Ok(()))?;
     }
     Ok(())
 }
@@ -222,25 +227,41 @@ mod test {
     }
 
     #[test]
+    fn memory_that_is_a_file_is_written_whole() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; PAGE], 0).unwrap();
+        file.set_len(CHUNK as u64).unwrap();
+        let offset = vm_memory::FileOffset::new(file, 0);
+        let region = MmapRegion::<()>::from_file(offset, CHUNK).unwrap();
+        let to = tempfile::tempfile().unwrap();
+        let part = write(&to, 0, &region, &Pages::open(), Before::Zeros).unwrap();
+        assert_ne!(part.checksums, [None], "pages that nobody has touched yet");
+        let mut first = [0; PAGE];
+        to.read_exact_at(&mut first, 0).unwrap();
+        assert_eq!(first, [7; PAGE]);
+    }
+
+    #[test]
     fn damage_is_found_in_data_and_in_holes() {
         let (region, file) = (mapping(), tempfile::tempfile().unwrap());
         let parts = [write(&file, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
-        let damaged = |contents| check(&file, &parts, contents).err().map(|it| it.to_string());
-        assert_eq!(damaged(true), None);
+        let damaged = || check(&file, &parts).err().map(|it| it.to_string());
+        assert_eq!(damaged(), None);
         for at in [7, CHUNK + 9, 2 * CHUNK, 3 * CHUNK + PAGE - 1] {
             let mut old = [0];
             file.read_exact_at(&mut old, at as u64).unwrap();
             file.write_all_at(&[old[0] ^ 4], at as u64).unwrap();
-            let found = damaged(true).expect("damage");
+            let found = damaged().expect("damage");
             assert!(found.contains("damaged between"), "{at}: {found}");
-            assert_eq!(damaged(false), None);
             file.write_all_at(&old, at as u64).unwrap();
         }
-        assert_eq!(damaged(true), None);
+        assert_eq!(damaged(), None);
+        check_length(&file, &parts).unwrap();
         file.set_len(region.size() as u64 - 1).unwrap();
-        assert!(damaged(false).expect("a short file").contains("3149823 bytes"));
+        let found = check_length(&file, &parts).unwrap_err().to_string();
+        assert!(found.contains("3149823 bytes"), "{found}");
         let mut less = parts.to_vec();
         less[0].checksums.pop();
-        check(&file, &less, false).unwrap_err();
+        check_length(&file, &less).unwrap_err();
     }
 }

@@ -19,7 +19,7 @@ use screen::keys::layout::Stroke;
 use screen::keys::{Combination, text};
 use serde_json::{Value, json};
 
-use super::MainLoop;
+use super::{MainLoop, Notice};
 use crate::control::{Command, LinkState, Request, Then};
 use crate::plug;
 use crate::screenshot::{self, Picture};
@@ -41,7 +41,7 @@ impl MainLoop {
         let answer = match &request.command {
             Command::Status => Ok(self.status()),
             Command::Pause => self.stay_paused(),
-            Command::Resume => self.go_on().map(|()| json!({})),
+            Command::Resume => self.resume(),
             Command::Snapshot { then, .. } => {
                 let then = then.unwrap_or_default();
                 let saved = self.save(&files, then);
@@ -126,33 +126,49 @@ impl MainLoop {
         sent.map(|()| json!({}))
     }
 
-    fn go_on(&mut self) -> anyhow::Result<()> {
-        let parked = self.machine.is_parked();
-        self.machine.go_on()?;
-        self.paused = false;
-        if !parked {
+    fn resume(&mut self) -> anyhow::Result<Value> {
+        if self.machine.is_parked() {
+            self.unpark()?;
+        } else {
             self.machine.wake_clocks();
         }
+        self.paused = false;
         self.resume_if_allowed();
-        Ok(())
+        Ok(json!({}))
     }
 
-    /// Saves the machine to the two files that the client passed.
+    /// Lets the devices continue after a snapshot. A machine whose devices do not is at its end.
+    fn unpark(&mut self) -> anyhow::Result<()> {
+        let ran = self.machine.unpark();
+        ran.map_err(|error| self.fail(error))
+    }
+
+    /// Ends the machine with this error, and returns it for the client, too.
+    fn fail(&mut self, error: anyhow::Error) -> anyhow::Error {
+        let copy = anyhow::anyhow!("{error:#}");
+        self.failed = Some(error);
+        copy
+    }
+
+    /// Saves the machine to the two files that the client passed: for `machine.json`, and for
+    /// `memory`.
     fn save(&mut self, files: &[OwnedFd], then: Then) -> anyhow::Result<Value> {
         let [machine, memory] = files else {
             bail!("a snapshot needs two open files: use `vmm ctl snapshot`");
         };
-        let [machine, memory] =
-            [machine, memory].map(|file| file.try_clone().map(File::from).context("its files"));
+        let copy = |file: &OwnedFd| file.try_clone().map(File::from).context("its files");
+        let (machine, memory) = (copy(machine)?, copy(memory)?);
         ensure!(
             self.holds == 0,
             "the machine waits for the host: free space for its disks, and try again"
         );
         let start = Instant::now();
+        let was_parked = self.machine.is_parked();
         self.settle()?;
-        let saved = self.machine.save(&machine?, &memory?, then);
-        if saved.is_err() || then == Then::Resume {
-            self.machine.go_on()?;
+        let saved = self.machine.save(&machine, &memory, then);
+        // A machine that was parked before stays so: its disks may be being copied.
+        if !was_parked && (saved.is_err() || then == Then::Resume) {
+            self.unpark()?;
             self.resume_if_allowed();
         }
         saved?;
@@ -161,12 +177,20 @@ impl MainLoop {
         Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
     }
 
-    /// Pauses the processors, and handles all that they and the devices requested before.
+    /// Pauses the processors, and handles all that they and the devices requested before. Other
+    /// commands wait.
     fn settle(&mut self) -> anyhow::Result<()> {
         loop {
             self.machine.pause();
-            let Ok(notice) = self.notices.try_recv() else { return Ok(()) };
-            if let Some(status) = self.handle(notice)? {
+            let ended = match self.notices.try_recv() {
+                Err(_) => return Ok(()),
+                Ok(Notice::Control(request)) => {
+                    self.deferred.push_back(request);
+                    None
+                }
+                Ok(notice) => self.handle(notice).map_err(|error| self.fail(error))?,
+            };
+            if let Some(status) = ended {
                 self.end = Some((Instant::now(), status));
                 bail!("the machine was switched off meanwhile");
             }
