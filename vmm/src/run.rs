@@ -127,7 +127,10 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 
 /// The options, and those of the snapshot for options that are not given.
 pub fn with_snapshot(config: Config, snapshot: Option<&Snapshot>) -> anyhow::Result<Config> {
-    snapshot.map_or(Ok(config.clone()), |snapshot| config.over(&snapshot.saved.config))
+    match snapshot {
+        Some(snapshot) => config.over(&snapshot.saved.config),
+        None => Ok(config),
+    }
 }
 
 /// Logs the disks, and a lack of this host's KVM.
