@@ -82,15 +82,8 @@ impl Machine {
 fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().join("disk");
-    let mut more = "";
-    if kind == "nvme" {
-        more = ",format=qcow2";
-        let size = SIZE.to_string();
-        qemu_img(&["create", "-q", "-f", "qcow2"], &disk, &[&size]).expect("an image");
-    } else {
-        File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    }
-    let device = format!("{kind},path={}{more}", disk.display());
+    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let device = format!("{kind},path={}", disk.display());
     let wanted = SNAPSHOTS[usize::from(everything())];
     let mut words = String::from("checks=none ");
     // Long enough for all snapshots: the rest is done without them.
@@ -243,14 +236,26 @@ fn a_machine_that_cannot_be_saved_goes_on() {
     if !runs_here("a_machine_that_cannot_be_saved_goes_on") {
         return;
     }
-    let disk = tempfile::NamedTempFile::new().expect("a disk");
-    disk.as_file().set_len(SIZE).expect("a disk");
-    let device = format!("nvme,path={},overlay=on", disk.path().display());
-    let words = ["--memory", "64M", "--device", &device, "--cmdline", "checks=none then=halt"];
-    let mut machine = Machine::start(&words);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    File::create(path("raw")).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let size = SIZE.to_string();
+    qemu_img(&["create", "-q", "-f", "qcow2"], &path("qcow2"), &[&size]).expect("an image");
+    for (name, key, reason) in [
+        ("raw", "overlay=on", "nvme: with `overlay=on` its writes are lost"),
+        ("qcow2", "format=qcow2", "nvme: a qcow2 image is not saved yet"),
+    ] {
+        let device = format!("nvme,path={},{key}", path(name).display());
+        let words = ["--memory", "64M", "--device", &device, "--cmdline", "checks=none then=halt"];
+        refuses_to_be_saved(&words, reason);
+    }
+}
+
+fn refuses_to_be_saved(words: &[&str], reason: &str) {
+    let mut machine = Machine::start(words);
     machine.running.says("\"probe\"", 1).expect("a report");
-    let error = machine.save(Then::Quit).expect_err("a disk in memory").to_string();
-    assert!(error.contains("nvme: with `overlay=on` its writes are lost"), "{error}");
+    let error = machine.save(Then::Quit).expect_err(reason).to_string();
+    assert!(error.contains(reason), "{error}");
     assert!(!machine.folder.path().join("0").exists(), "the rest of a snapshot that failed");
     assert_eq!(machine.status()["state"], "running");
 }

@@ -71,6 +71,8 @@ pub struct Moment {
 impl Saved {
     pub fn write(&self, mut file: &File) -> anyhow::Result<()> {
         let state = serde_json::to_vec(self).context("the machine's state")?;
+        let bytes = state.len() as u64;
+        ensure!(bytes < MAX_STATE, "the machine's state has {bytes} bytes, too many to restore");
         let header = Header {
             format: FORMAT,
             vmm: env!("CARGO_PKG_VERSION").into(),
@@ -198,6 +200,11 @@ impl Mark {
         let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
         let changed = found.is_file().then(|| (found.mtime(), found.mtime_nsec()));
         Ok(Self { name: name.to_owned(), bytes: found.len(), changed })
+    }
+
+    /// Whether a write of the guest to this file is noticed.
+    pub fn shows_changes(&self) -> bool {
+        self.changed.is_some()
     }
 
     /// Fails if a file is not as it was. Otherwise the guest would write its old picture of a file

@@ -22,10 +22,12 @@ const TSC_ADJUST: u32 = 0x3b;
 /// The interrupt request register (IRR) of the local controller.
 const REQUESTS: Range<usize> = 0x200..0x280;
 
-/// MSRs that change by themselves, or when they are written: deadline of the local controller's
-/// timer; time and counters of Hyper-V's interface; KVM's clock.
+/// MSR_KVM_WALL_CLOCK and MSR_KVM_WALL_CLOCK_NEW.
+const WALL_CLOCKS: [u32; 2] = [0x11, 0x4b56_4d00];
+/// MSRs that change by themselves, or that are not restored: deadline of the local controller's
+/// timer; time and counters of Hyper-V's interface; KVM's clocks.
 const CHANGING: [u32; 8] =
-    [0x6e0, 0x4000_0020, 0x4000_0010, 0x4b56_4d00, 0x4b56_4d01, 0x4b56_4d02, 0x11, 0x12];
+    [0x6e0, 0x4000_0020, 0x4000_0010, 0x11, 0x12, 0x4b56_4d00, 0x4b56_4d01, 0x4b56_4d02];
 /// HV_X64_MSR_HYPERCALL.
 const HYPERCALL: u32 = 0x4000_0001;
 
@@ -150,7 +152,11 @@ impl Processor {
             (HYPERCALL, _) => 2,
             _ => 1,
         };
+        // KVM writes the time to the address of a wall clock at once, even to memory that the chip
+        // set will hide from the guest. A guest sets the address whenever it wants to know the time.
+        let writes = |msr: &kvm_msr_entry| WALL_CLOCKS.contains(&msr.index) && msr.data != 0;
         let mut ordered = self.msrs.clone();
+        ordered.retain(|msr| !writes(msr));
         ordered.sort_by_key(rank);
         set_msrs(fd, &ordered)
     }

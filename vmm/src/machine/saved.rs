@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::PathBuf;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::Arc;
 
@@ -110,6 +111,11 @@ impl Machine {
         for (vcpu, (state, _)) in self.processors.each().zip(states) {
             vcpu.add_interrupts(state)?;
         }
+        // The snapshot must not be on the disk before the writes that its guest relies on.
+        for path in self.built.files.values() {
+            let synced = File::open(path).and_then(|file| file.sync_all());
+            synced.with_context(|| path.display().to_string())?;
+        }
         let files = marks(&self.built.files, &self.config)?;
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
@@ -129,6 +135,17 @@ impl Machine {
             if let Some((_, reason)) = UNSAVED.iter().find(|it| it.0 == kind) {
                 bail!("{name}: {reason}");
             }
+        }
+        ensure!(
+            !self.config.features.nested,
+            "the state of virtual machines in the guest (`--features nested`) is not saved yet: \
+             shut the guest down instead"
+        );
+        for (name, path) in &self.built.files {
+            ensure!(
+                !is_qcow2(path).with_context(|| path.display().to_string())?,
+                "{name}: a qcow2 image is not saved yet, only raw ones: shut the guest down instead"
+            );
         }
         let configured: Vec<_> = self.built.layout.iter().map(|(name, _)| name.as_str()).collect();
         if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
@@ -225,7 +242,7 @@ impl Machine {
             let contents = backing.overwrite();
             memory::read(&snapshot.memory, at, part, &contents).context("memory of a device")?;
         }
-        let Saved { moment, generation, then, memory: parts, .. } = snapshot.saved;
+        let Saved { moment, generation, then, files, memory: parts, .. } = snapshot.saved;
         self.origin = Some(Origin { file: snapshot.memory, parts });
         self.board.park();
         if self.direct.is_some() {
@@ -235,14 +252,20 @@ impl Machine {
         self.continue_from(moment)?;
         // A machine that ended with its snapshot goes on once: its disks show that. Others may be
         // copies.
+        let goes_on_once = files.iter().any(Mark::shows_changes);
         let before = Uuid::from_str(&generation)?;
         let now = match &self.built.generation {
             Some(id) => Uuid::from_str(id)?,
-            None if then == Then::Quit => before,
+            None if then == Then::Quit && goes_on_once => before,
             None => Uuid::random()?,
         };
         self.generation.restore(before);
-        if now == before { Ok(()) } else { self.renew(now) }
+        if now != before
+            && let Err(error) = self.renew(now)
+        {
+            tracing::warn!("the guest does not learn of its new VM Generation ID: {error:#}");
+        }
+        Ok(())
     }
 
     /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
@@ -294,6 +317,13 @@ impl Machine {
 /// The configuration without what belongs to one process or one life.
 fn portable(config: &Config) -> Config {
     Config { restore: None, vmgenid: None, die_with: Default::default(), ..config.clone() }
+}
+
+/// Whether a file begins like a qcow2 image.
+fn is_qcow2(path: &Path) -> std::io::Result<bool> {
+    let mut magic = Vec::new();
+    File::open(path)?.take(4).read_to_end(&mut magic)?;
+    Ok(magic == *b"QFI\xfb")
 }
 
 /// Fails if the devices of a snapshot and of a machine are not the same.

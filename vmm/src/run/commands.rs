@@ -158,13 +158,18 @@ impl MainLoop {
         };
         let copy = |file: &OwnedFd| file.try_clone().map(File::from).context("its files");
         let (machine, memory) = (copy(machine)?, copy(memory)?);
-        ensure!(
-            self.holds == 0,
-            "the machine waits for the host: free space for its disks, and try again"
-        );
         let start = Instant::now();
-        let was_parked = self.machine.is_parked();
         self.settle()?;
+        let was_parked = self.machine.is_parked();
+        let refused = match (self.end.is_some(), self.holds) {
+            (true, _) => Some("the machine is being shut down"),
+            (false, 0) => None,
+            (false, _) => Some("the machine waits for space on a volume: free some, and try again"),
+        };
+        if let Some(refused) = refused {
+            self.resume_if_allowed();
+            bail!(refused);
+        }
         let saved = self.machine.save(&machine, &memory, then);
         // A machine that was parked before stays so: its disks may be being copied.
         if !was_parked && (saved.is_err() || then == Then::Resume) {

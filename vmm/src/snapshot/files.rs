@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use super::Saved;
 use crate::control::{Client, Command, Then};
 
 pub(super) const MACHINE: &str = "machine.json";
@@ -67,7 +68,10 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if !self.finished {
+        // The machine may have ended with this snapshot, and not have answered any more.
+        let whole =
+            || File::open(self.path.join(UNFINISHED)).is_ok_and(|it| Saved::read(it).is_ok());
+        if !self.finished && !whole() {
             for name in [UNFINISHED, MEMORY] {
                 fs::remove_file(self.path.join(name)).ok();
             }
