@@ -153,7 +153,7 @@ impl Processor {
             _ => 1,
         };
         // KVM writes the time to the address of a wall clock at once, even to memory that the chip
-        // set will hide from the guest. A guest sets the address whenever it wants to know the time.
+        // set will hide from the guest. A guest sets the address whenever it wants the time.
         let writes = |msr: &kvm_msr_entry| WALL_CLOCKS.contains(&msr.index) && msr.data != 0;
         let mut ordered = self.msrs.clone();
         ordered.retain(|msr| !writes(msr));
