@@ -175,8 +175,8 @@ pub struct Tsc {
 impl Tsc {
     pub(super) fn of(fd: &VcpuFd) -> anyhow::Result<Self> {
         Ok(Self {
-            khz: fd.get_tsc_khz().context("the rate of the time stamp counter")?,
-            count: get_msr(fd, TSC).context("KVM does not tell the time stamp counter")?,
+            khz: tsc_khz(fd)?,
+            count: tsc(fd)?,
             adjust: get_msr(fd, TSC_ADJUST).unwrap_or(0),
             offset: fd::tsc_offset(fd),
         })
@@ -185,7 +185,7 @@ impl Tsc {
     /// Continues at this count. `first` is the counter of the first processor, before and now: the
     /// others keep their distance to it.
     pub(super) fn set(&self, fd: &VcpuFd, first: Option<(Self, Self)>) -> anyhow::Result<()> {
-        let khz = fd.get_tsc_khz().context("the rate of the time stamp counter")?;
+        let khz = tsc_khz(fd)?;
         // KVM itself takes rates as equal within this tolerance, in millionths.
         if khz.abs_diff(self.khz) > self.khz / 4000 {
             let scaled = fd.set_tsc_khz(self.khz);
@@ -207,6 +207,16 @@ impl Tsc {
         }
         Ok(())
     }
+}
+
+/// The time stamp counter as the guest reads it.
+pub(super) fn tsc(fd: &VcpuFd) -> anyhow::Result<u64> {
+    get_msr(fd, TSC).context("KVM does not tell the time stamp counter")
+}
+
+/// The rate of the time stamp counter.
+pub(super) fn tsc_khz(fd: &VcpuFd) -> anyhow::Result<u32> {
+    fd.get_tsc_khz().context("the rate of the time stamp counter")
 }
 
 /// The interrupt controllers of the chip set, and the timer.
@@ -253,7 +263,7 @@ impl Clock {
         let mut best: Option<(u64, Self, Instant)> = None;
         for _ in 0..READINGS {
             let before = clock()?;
-            let tsc = get_msr(first, TSC).context("KVM does not tell the time stamp counter")?;
+            let tsc = tsc(first)?;
             let at = Instant::now();
             let between = clock()?.saturating_sub(before);
             if best.is_none_or(|(shortest, ..)| between < shortest) {
@@ -272,7 +282,7 @@ impl Clock {
         vm.set_clock(&clock).context("KVM's clock")?;
         let (now, at) = Self::of(vm, first)?;
         let passed = now.nanoseconds.saturating_sub(self.nanoseconds);
-        let khz = first.get_tsc_khz().context("the rate of the time stamp counter")?;
+        let khz = tsc_khz(first)?;
         let counts = u128::from(passed) * u128::from(khz) / 1_000_000;
         let wanted = self.tsc.wrapping_add(u64::try_from(counts)?);
         for vcpu in vcpus {

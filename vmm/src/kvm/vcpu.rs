@@ -22,8 +22,6 @@ use crate::cpuid;
 use crate::hyperv::{Provider, Written, is_register};
 use crate::msr::Registers;
 
-/// IA32_TIME_STAMP_COUNTER
-const TSC: u32 = 0x10;
 /// IA32_MISC_ENABLE: fast strings, as firmware sets it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
 /// IA32_FEATURE_CONTROL: locked, as firmware sets it, with VMX if the guest has it. A processor
@@ -265,13 +263,12 @@ impl Vcpu {
 
     /// The rate of the time stamp counter.
     pub fn tsc_hertz(&self) -> anyhow::Result<u64> {
-        let khz = self.fd.get_tsc_khz().context("the rate of the time stamp counter")?;
-        Ok(u64::from(khz) * 1000)
+        Ok(u64::from(state::tsc_khz(&self.fd)?) * 1000)
     }
 
     /// The time stamp counter as the guest reads it.
     pub fn tsc(&self) -> anyhow::Result<u64> {
-        state::get_msr(&self.fd, TSC).context("KVM does not tell the time stamp counter")
+        state::tsc(&self.fd)
     }
 
     fn interrupted(&mut self) -> Exit {

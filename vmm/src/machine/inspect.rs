@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::Plan;
+use super::saved::layout;
 use crate::config::Config;
 use crate::kvm;
 
@@ -73,11 +74,8 @@ fn functions(board: &Board) -> Vec<Value> {
 }
 
 fn claims(board: &Board) -> Vec<Value> {
-    let device = |(name, claims): (&str, &[Claim])| {
-        let claims: Vec<_> = claims.iter().map(ToString::to_string).collect();
-        json!({"device": name, "claims": claims})
-    };
-    board.claims().map(device).collect()
+    let device = |(name, claims)| json!({"device": name, "claims": claims});
+    layout(board).into_iter().map(device).collect()
 }
 
 fn acpi_facts(platform: &acpi::Platform) -> anyhow::Result<Value> {

@@ -25,7 +25,7 @@ use crate::ram;
 use crate::snapshot::memory::Before;
 use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, memory};
 
-/// The devices of a board that has not run yet, each with its claims.
+/// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
     let device = |(name, claims): (&str, &[Claim])| {
         (name.to_owned(), claims.iter().map(ToString::to_string).collect())

@@ -85,15 +85,15 @@ pub fn write(
         // A shared mapping is a file, whose pages tell nothing.
         let unchanged = region.file_offset().is_none() && pages.unchanged(address, buffer.len());
         let unchanged = unchanged && !ram::is_replaced(address..address + buffer.len());
+        let zeros = match before {
+            Before::Zeros => true,
+            Before::Saved(.., part) => part.checksums[start / CHUNK].is_none(),
+        };
+        if unchanged && zeros {
+            checksums.push(None);
+            continue;
+        }
         match before {
-            Before::Zeros if unchanged => {
-                checksums.push(None);
-                continue;
-            }
-            Before::Saved(.., part) if unchanged && part.checksums[start / CHUNK].is_none() => {
-                checksums.push(None);
-                continue;
-            }
             Before::Saved(old, at, _) if unchanged => {
                 old.read_exact_at(buffer, at + start as u64).context("the snapshot before")?;
             }
@@ -108,20 +108,23 @@ pub fn write(
 
 /// Writes the pages that are not zero. Returns the checksum if there are any.
 fn write_chunk(file: &File, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<u32>> {
-    let zero = |page: &[u8]| page == &[0; PAGE][..page.len()];
     let mut at = 0;
     let mut written = false;
     // Pages that follow each other are one write.
     let pages: Vec<_> = chunk.chunks(PAGE).collect();
-    for run in pages.chunk_by(|one, next| zero(one) == zero(next)) {
+    for run in pages.chunk_by(|one, next| is_zero(one) == is_zero(next)) {
         let length: usize = run.iter().map(|page| page.len()).sum();
-        if !zero(run[0]) {
+        if !is_zero(run[0]) {
             written = true;
             file.write_all_at(&chunk[at..at + length], offset + at as u64)?;
         }
         at += length;
     }
     Ok(written.then(|| crc32fast::hash(chunk)))
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(PAGE).all(|page| page == &[0; PAGE][..page.len()])
 }
 
 /// Checks the length of the file.
@@ -170,7 +173,7 @@ fn each_chunk(
             continue;
         }
         file.read_exact_at(buffer, at).context("reading it")?;
-        let found = (*buffer != vec![0; buffer.len()]).then(|| crc32fast::hash(buffer));
+        let found = (!is_zero(buffer)).then(|| crc32fast::hash(buffer));
         ensure!(found == *checksum, "it is damaged between the bytes {at} and {end}");
         take(start, buffer)?;
     }

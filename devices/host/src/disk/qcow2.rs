@@ -31,7 +31,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
-use super::raw::{LockedFile, Raw, check_size, keep_time, open_locked};
+use super::raw::{LockedFile, Raw, check_size, open_locked};
 use super::{Changes, Config, Direct, Geometry};
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
@@ -447,14 +447,9 @@ impl Drop for Qcow2 {
     /// Not needed for the safety of completed requests. It avoids the leaked clusters that a kill
     /// leaves.
     fn drop(&mut self) {
-        let before = self.raw.file.metadata();
         // The second flush frees the clusters that the first one released.
         if self.flush().and_then(|()| self.flush()).is_ok() {
             self.mark(false).ok();
-        }
-        // The guest's data is the same: a snapshot with which the machine ended stays valid.
-        if let Ok(before) = before {
-            keep_time(&self.raw.file, &before);
         }
     }
 }

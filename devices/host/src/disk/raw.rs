@@ -298,7 +298,7 @@ fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
 }
 
 /// Sets the time of the last change to what it was. Only the owner of the file may do that.
-pub(super) fn keep_time(file: &File, found: &fs::Metadata) {
+fn keep_time(file: &File, found: &fs::Metadata) {
     let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     let last_modification = Timespec { tv_sec: found.mtime(), tv_nsec: found.mtime_nsec() };
     let times = Timestamps { last_access: omit, last_modification };
