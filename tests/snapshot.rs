@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,10 @@ use host::testutil::noise::Noise;
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
+use transom_tests::program::said as said_by;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
+use transom_tests::tpm::Swtpm;
 use transom_tests::uefi::{self, Shell};
 use vmm::control::{Client, Then};
 use vmm::snapshot::files::save;
@@ -66,8 +68,13 @@ fn main() -> ExitCode {
     Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
 }
 
-/// Saves a machine, waits for its end, and continues in another process.
-fn moved(mut running: Running, folder: &Path, how: &str) -> anyhow::Result<Running> {
+/// Saves a machine, waits for its end, and continues in another process, with this TPM.
+fn moved(
+    mut running: Running,
+    folder: &Path,
+    how: &str,
+    tpm: Option<&Swtpm>,
+) -> anyhow::Result<Running> {
     let dir = folder.join("snapshot");
     fs::remove_dir_all(&dir).ok();
     let start = Instant::now();
@@ -75,7 +82,11 @@ fn moved(mut running: Running, folder: &Path, how: &str) -> anyhow::Result<Runni
     let saved = start.elapsed();
     running.ends_with(0, SOON)?;
     let start = Instant::now();
-    let restored = Guest::restored(format!("{}{how}", dir.display())).start()?;
+    let mut restored = Guest::restored(format!("{}{how}", dir.display()));
+    if let Some(tpm) = tpm {
+        restored = restored.tpm(&tpm.path());
+    }
+    let restored = restored.start()?;
     // It answers as soon as it runs.
     while restored.resets().is_err() {
         ensure!(start.elapsed() < SOON, "it does not run: {}", restored.stderr());
@@ -85,8 +96,8 @@ fn moved(mut running: Running, folder: &Path, how: &str) -> anyhow::Result<Runni
     Ok(restored)
 }
 
-/// Numbers that are written one by one, files and memory that are compared again and again, and a
-/// clock that never jumps. Faults are in /wrong.
+/// Numbers that are written one by one, files and memory that are compared again and again, a
+/// measurement that only this script changes, and a clock that never jumps. Faults are in /wrong.
 const LOAD: &str = r#"
 set -e
 for disk in vda nvme0n1 sda; do
@@ -121,6 +132,25 @@ for disk in nvme0n1 sda; do (
   touch /stopped.memory
 ) &
 (
+  # TPM2_PCR_Extend of the SHA-256 register 16.
+  head='\200\002\000\000\000\101\000\000\001\202\000\000\000\020'
+  head=$head'\000\000\000\011\100\000\000\011\000\000\000\000\000\000\000\000\001\000\013'
+  register=/sys/class/tpm/tpm0/pcr-sha256/16
+  exec 3<> /dev/tpm0
+  before=$(cat $register)
+  while [ ! -e /stop ]; do
+    printf "$head"'MEASURED' >&3
+    answer=$(head -c 19 <&3 | od -v -A n -t x1 | tr -d ' \n')
+    [ "$answer" = 80020000001300000000000000000000010000 ] || echo "the TPM: $answer" >> /wrong
+    now=$(cat $register)
+    [ "$now" != "$before" ] || echo "$register has not changed" >> /wrong
+    before=$now
+    echo "$now" >> /measured
+    usleep 20000
+  done
+  touch /stopped.tpm
+) &
+(
   before=$(cut -d . -f 1 /proc/uptime)
   while [ ! -e /stop ]; do
     usleep 100000
@@ -137,7 +167,7 @@ for disk in nvme0n1 sda; do (
 /// Ends the load, and checks the numbers.
 const CHECK: &str = r#"
 touch /stop
-for it in numbers nvme0n1 sda memory clock; do
+for it in numbers nvme0n1 sda memory tpm clock; do
   while [ ! -e /stopped.$it ]; do usleep 100000; done
 done
 umount /mnt/vda
@@ -146,6 +176,27 @@ seq 1 $(wc -l < /mnt/vda/numbers) | cmp - /mnt/vda/numbers >> /wrong 2>&1 || tru
 wc -l < /mnt/vda/numbers
 cat /wrong
 "#;
+
+/// The content that the guest measures, again and again.
+const MEASURED: &str = "0123456789abcdef0123456789abcdef";
+
+/// The guest's TPM has all of its measurements, and no other.
+fn has_measured_everything(booted: &mut Booted) -> anyhow::Result<()> {
+    let said = booted.run("wc -l < /measured; tail -n 1 /measured", SOON)?;
+    let (count, last) = said.trim().split_once('\n').context("no measurements")?;
+    let count: u32 = count.parse().with_context(|| said.clone())?;
+    let mut register = "0".repeat(64);
+    let file = tempfile::NamedTempFile::new()?;
+    for _ in 0..count {
+        let content = [&host::hex::decode(&register)?, MEASURED.as_bytes()].concat();
+        fs::write(file.path(), content)?;
+        let sum = said_by(Command::new("sha256sum").arg(file.path()))?;
+        register = sum.split_whitespace().next().context("a sum")?.to_owned();
+    }
+    ensure!(last.trim().to_lowercase() == register, "after {count} measurements: {last}");
+    say!("{count} measurements");
+    Ok(())
+}
 
 fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("a folder")?;
@@ -158,10 +209,13 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     for device in ["virtio-rng", "virtio-balloon", "xhci", "usb-tablet"] {
         guest = guest.word("--device").word(device);
     }
+    let mut tpm = Swtpm::start()?;
+    guest = guest.tpm(&tpm.path());
     let image = lab::asset(&format!("BZIMAGE{kernel}"))?;
     let modules = lab::asset(&format!("MODULES{kernel}"))?;
     let linux = Linux::new(guest, &image).modules(&modules, MODULES);
-    let linux = linux.program("/usr/sbin/mke2fs")?.file("load.sh", LOAD).file("check.sh", CHECK);
+    let load = LOAD.replace("MEASURED", MEASURED);
+    let linux = linux.program("/usr/sbin/mke2fs")?.file("load.sh", &load).file("check.sh", CHECK);
     let mut booted = linux.boot(BOOT)?;
     let begin = "sh /load.sh > /said 2>&1 || { cat /said; exit 1; }";
     booted.run(begin, SOON)?;
@@ -171,8 +225,10 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
         sleep(Duration::from_millis(random.below(LONGEST)));
         let how = random.choose(&["", "", ",copy", ",unchecked"]);
         let Booted { running } = booted;
-        let running =
-            moved(running, folder.path(), how).with_context(|| format!("round {round}"))?;
+        let next = Swtpm::start()?;
+        let running = moved(running, folder.path(), how, Some(&next))
+            .with_context(|| format!("round {round}"))?;
+        std::mem::replace(&mut tpm, next).ends(SOON)?;
         booted = Booted { running };
         let wrong = booted.run("cat /wrong", SOON)?;
         ensure!(wrong.trim().is_empty(), "after snapshot {round}: {wrong}");
@@ -182,6 +238,7 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     let numbers = numbers.with_context(|| format!("more than a number: {found}"))?;
     ensure!(numbers > 20, "only {numbers} numbers were written");
     say!("{numbers} numbers");
+    has_measured_everything(&mut booted)?;
     logs_no_errors(&mut booted)?;
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
@@ -209,13 +266,13 @@ fn firmware_goes_on(smm: bool) -> anyhow::Result<()> {
     let mut running = guest.start()?;
     for _ in 0..5 {
         sleep(Duration::from_millis(900));
-        running = moved(running, folder.path(), "")?;
+        running = moved(running, folder.path(), "", None)?;
     }
     let mut shell = Shell { running };
     shell.prompt(BOOT)?;
     let version = shell.run("ver", SOON)?;
     ensure!(version.contains("UEFI Interactive Shell"), "not a shell: {version}");
-    shell.running = moved(shell.running, folder.path(), "")?;
+    shell.running = moved(shell.running, folder.path(), "", None)?;
     // The store takes a variable, and the machine is reset with it.
     shell.run("setvar transom -guid 12345678-1234-1234-1234-123456789abc -nv -bs =0x19", SOON)?;
     shell.running.send("reset")?;

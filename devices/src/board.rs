@@ -108,6 +108,15 @@ impl Board {
         self.seats.iter().map(|it| (it.seat.name.as_str(), it.claims.as_slice()))
     }
 
+    /// Prepares a snapshot. Before `park`; the processors must be stopped.
+    pub fn gather(&self) -> anyhow::Result<()> {
+        for it in &self.seats {
+            let mut device = it.seat.device.lock().expect("no device panicked");
+            device.gather().with_context(|| it.seat.name.clone())?;
+        }
+        Ok(())
+    }
+
     /// Parks all devices in the order in which they were added. The processors must be stopped.
     pub fn park(&self) -> Vec<(String, Saved)> {
         let park = |it: &Occupied| {

@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use anyhow::ensure;
+use host::hex;
 use serde::{Deserialize, Serialize};
 
 /// The bytes of registers or of a buffer. Reading text of another length fails.
@@ -32,8 +33,7 @@ impl<const N: usize> DerefMut for Bytes<N> {
 
 impl<const N: usize> From<Bytes<N>> for String {
     fn from(bytes: Bytes<N>) -> Self {
-        let digit = |value: u8| char::from_digit(value.into(), 16).expect("four bits");
-        bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+        hex::encode(&bytes[..])
     }
 }
 
@@ -44,13 +44,7 @@ impl<const N: usize> TryFrom<String> for Bytes<N> {
         let length = text.len();
         ensure!(length == 2 * N, "{length} hexadecimal digits instead of {}", 2 * N);
         let mut bytes = Self::default();
-        let value = |digit: u8| char::from(digit).to_digit(16).and_then(|it| u8::try_from(it).ok());
-        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-            let (Some(high), Some(low)) = (value(pair[0]), value(pair[1])) else {
-                anyhow::bail!("`{}` is not a hexadecimal byte", pair.escape_ascii());
-            };
-            *byte = high << 4 | low;
-        }
+        bytes.copy_from_slice(&hex::decode(&text)?);
         Ok(bytes)
     }
 }

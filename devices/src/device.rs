@@ -17,6 +17,12 @@ pub trait Device: Send {
     /// Stops the device: after this call, no thread of the device runs and it changes no guest
     /// memory.
     fn park(&mut self) -> Saved;
+    /// Asks another process for the state that it has for this device. A snapshot calls this before
+    /// `park`, which then returns that state, too. The vCPUs are stopped. A device goes on as
+    /// before if this fails.
+    fn gather(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// Resumes from `saved`. `Saved::default()` is power-on. The vCPUs are stopped during both
     /// calls.
     ///

@@ -1,5 +1,6 @@
 //! The TPM device with a real TPM emulator: swtpm, as packaged by Debian.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -32,6 +33,14 @@ const GET_RANDOM: u32 = 0x17b;
 const PCR_READ: u32 = 0x17e;
 const PCR_EXTEND: u32 = 0x182;
 const CREATE_PRIMARY: u32 = 0x131;
+const NV_DEFINE_SPACE: u32 = 0x12a;
+const NV_WRITE: u32 = 0x137;
+const NV_READ: u32 = 0x14e;
+/// `TPM_RH_OWNER`
+const OWNER: [u8; 4] = [0x40, 0, 0, 1];
+const NV_INDEX: [u8; 4] = [1, 0, 0, 19];
+/// `TPMA_NV`: written and read with its own password, and by no attack locked.
+const NV_ATTRIBUTES: [u8; 4] = [2, 4, 0, 4];
 /// `TPM_RC_INITIALIZE`: started already, or not started yet.
 const INITIALIZE: u32 = 0x100;
 const FAILURE: u32 = 0x101;
@@ -43,25 +52,38 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 struct Machine {
     bench: Bench,
     swtpm: Child,
-    _folder: TempDir,
+    folder: TempDir,
+    key: &'static str,
+    file: bool,
 }
 
 impl Machine {
     /// Returns None if swtpm is not installed.
     fn new(test: &str) -> Option<Self> {
+        let machine = Self::off(test, "", false)?;
+        machine.bench.board.run(Vec::new()).unwrap();
+        Some(machine)
+    }
+
+    /// A machine before its power-on. swtpm encrypts its state with a `key`, if it is not empty,
+    /// and keeps it in a `file` that it gets opened, as in the container, or in a folder.
+    fn off(test: &str, key: &'static str, file: bool) -> Option<Self> {
         if let Err(error) = Command::new("swtpm").arg("--version").output() {
             skip::not_run(test, &format!("swtpm of the package swtpm does not start: {error}"));
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control");
-        let swtpm = start(folder.path(), &path);
-        let config: Config =
-            serde_json::from_value(json!({ "kind": "tpm", "path": path })).unwrap();
-        let mut bench = Bench::new(4096);
-        bench.board.add("tpm", |grants| config.build(grants)).unwrap();
-        bench.board.run(Vec::new()).unwrap();
-        Some(Self { bench, swtpm, _folder: folder })
+        let swtpm = start(folder.path(), key, file);
+        let bench = bench(folder.path());
+        Some(Self { bench, swtpm, folder, key, file })
+    }
+
+    /// Ends the machine, and starts it, off, with another swtpm that has the same stored state.
+    fn restart(&mut self) {
+        self.bench = Bench::new(4096);
+        assert!(self.ended(), "swtpm outlives its machine");
+        self.swtpm = start(self.folder.path(), self.key, self.file);
+        self.bench = bench(self.folder.path());
     }
 
     fn read(&self, offset: u64) -> u32 {
@@ -108,6 +130,32 @@ impl Machine {
         rest[rest.len() - 32..].to_vec()
     }
 
+    /// Measures into PCR 7, and returns its new value.
+    fn extend(&self) -> Vec<u8> {
+        let extend = [&[0, 0, 0, 7], &PASSWORD[..], &[0, 0, 0, 1, 0, 0xb], &[0x5a; 32]].concat();
+        assert_eq!(self.execute(SESSIONS, PCR_EXTEND, &extend).0, 0);
+        self.pcr()
+    }
+
+    /// Defines an NV index of 8 bytes with an empty password.
+    fn define(&self) {
+        let public = [&NV_INDEX[..], &[0, 0xb], &NV_ATTRIBUTES, &[0, 0, 0, 8]].concat();
+        let rest = [&OWNER[..], &PASSWORD, &[0, 0], &[0, 14], &public].concat();
+        assert_eq!(self.execute(SESSIONS, NV_DEFINE_SPACE, &rest).0, 0);
+    }
+
+    fn store(&self, content: [u8; 8]) {
+        let rest = [&NV_INDEX[..], &NV_INDEX, &PASSWORD, &[0, 8], &content, &[0, 0]].concat();
+        assert_eq!(self.execute(SESSIONS, NV_WRITE, &rest).0, 0);
+    }
+
+    /// The content of the NV index, if it is defined.
+    fn stored(&self) -> Option<Vec<u8>> {
+        let rest = [&NV_INDEX[..], &NV_INDEX, &PASSWORD, &[0, 8, 0, 0]].concat();
+        let (code, rest) = self.execute(SESSIONS, NV_READ, &rest);
+        (code == 0).then(|| rest[6..14].to_vec())
+    }
+
     fn ended(&mut self) -> bool {
         let end = Instant::now() + TIMEOUT;
         while Instant::now() < end {
@@ -128,14 +176,37 @@ impl Drop for Machine {
     }
 }
 
-/// Starts swtpm on a socket at `path`.
-fn start(state: &Path, path: &Path) -> Child {
+/// A machine with a TPM, off.
+fn bench(folder: &Path) -> Bench {
+    let device = json!({ "kind": "tpm", "path": folder.join("control") });
+    let config: Config = serde_json::from_value(device).unwrap();
+    let mut bench = Bench::new(4096);
+    bench.board.add("tpm", |grants| config.build(grants)).unwrap();
+    bench
+}
+
+/// Starts swtpm with its state and its socket in a folder.
+fn start(state: &Path, key: &str, file: bool) -> Child {
     // swtpm gets a listening socket. Its own socket would exist before it accepts connections.
+    let path = state.join("control");
+    std::fs::remove_file(&path).ok();
     let listener = UnixListener::bind(path).unwrap();
     let mut swtpm = Command::new("swtpm");
-    swtpm.args(["socket", "--tpm2", "--tpmstate", &format!("dir={}", state.display())]);
-    swtpm.args(["--ctrl", "type=unixio,fd=1"]);
-    swtpm.stdin(Stdio::null()).stdout(OwnedFd::from(listener)).spawn().unwrap()
+    swtpm.args(["socket", "--tpm2", "--ctrl", "type=unixio,fd=1", "--tpmstate"]);
+    let mut input = Stdio::null();
+    if file {
+        let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+        input = options.open(state.join("state")).unwrap().into();
+        swtpm.arg("backend-uri=file:///proc/self/fd/0");
+    } else {
+        swtpm.arg(format!("dir={}", state.display()));
+    }
+    if !key.is_empty() {
+        let file = state.join("key");
+        std::fs::write(&file, key).unwrap();
+        swtpm.arg("--key").arg(format!("pwdfile={}", file.display()));
+    }
+    swtpm.stdin(input).stdout(OwnedFd::from(listener)).spawn().unwrap()
 }
 
 #[test]
@@ -151,9 +222,7 @@ fn provides_random_numbers_and_measurements_until_a_reset() {
     assert_eq!((one.0, one.1.len(), two.0), (0, 34, 0));
     assert_ne!(one.1, two.1);
     assert_eq!(machine.pcr(), [0; 32]);
-    let extend = [&[0, 0, 0, 7], &PASSWORD[..], &[0, 0, 0, 1, 0, 0xb], &[0x5a; 32]].concat();
-    assert_eq!(machine.execute(SESSIONS, PCR_EXTEND, &extend).0, 0);
-    let measured = machine.pcr();
+    let measured = machine.extend();
     assert_ne!(measured, [0; 32]);
     let saved = machine.bench.board.park();
     machine.bench.board.run(saved).unwrap();
@@ -177,8 +246,7 @@ fn the_tpm_works_after_a_reset_during_a_long_command() {
     ]
     .concat();
     let size = u16::try_from(template.len()).unwrap().to_be_bytes();
-    let owner = [0x40, 0, 0, 1];
-    let parts: [&[u8]; 6] = [&owner, &PASSWORD, &[0, 4, 0, 0, 0, 0], &size, &template, &[0; 6]];
+    let parts: [&[u8]; 6] = [&OWNER, &PASSWORD, &[0, 4, 0, 0, 0, 0], &size, &template, &[0; 6]];
     for wait in [0, 5, 20] {
         assert_eq!(machine.startup(), 0);
         machine.start(SESSIONS, CREATE_PRIMARY, &parts.concat());
@@ -190,6 +258,49 @@ fn the_tpm_works_after_a_reset_during_a_long_command() {
     let (code, key) = machine.execute(SESSIONS, CREATE_PRIMARY, &parts.concat());
     assert_eq!(code, 0);
     assert!(key.len() > 256, "{key:?}");
+}
+
+#[test]
+fn a_saved_tpm_goes_on_in_another_swtpm_with_all_its_state() {
+    let test = "a_saved_tpm_goes_on_in_another_swtpm_with_all_its_state";
+    for (key, file) in [("", false), ("", true), ("secret", false)] {
+        let Some(machine) = Machine::off(test, key, file) else { return };
+        machine.bench.board.run(Vec::new()).unwrap();
+        assert_eq!(machine.startup(), 0);
+        let measured = machine.extend();
+        assert_eq!(machine.stored(), None);
+        machine.define();
+        machine.store(*b"snapshot");
+        machine.bench.board.gather().unwrap();
+        let saved = machine.bench.board.park();
+        let text = serde_json::to_value(&saved[0].1).unwrap()["tpm"].to_string();
+        let content = host::hex::encode(b"snapshot");
+        assert_eq!(text.contains(&content), key.is_empty(), "an encrypted state stays encrypted");
+        // This one goes on, and changes its state.
+        machine.bench.board.run(saved.clone()).unwrap();
+        assert_eq!(machine.pcr(), measured);
+        assert_ne!(machine.extend(), measured);
+        machine.store(*b"later on");
+        let other = Machine::off(test, key, file).unwrap();
+        other.bench.board.run(saved.clone()).unwrap();
+        assert_eq!(other.startup(), INITIALIZE, "it was started");
+        assert_eq!(other.pcr(), measured);
+        assert_eq!(other.stored().unwrap(), b"snapshot");
+        // The state that swtpm stores is that of the snapshot, too.
+        other.bench.board.reset().unwrap();
+        assert_eq!(other.startup(), 0);
+        assert_eq!((other.pcr(), other.stored().unwrap()), (vec![0; 32], b"snapshot".to_vec()));
+        // The same with an swtpm that has a newer state.
+        let mut machine = machine;
+        machine.restart();
+        machine.bench.board.run(saved.clone()).unwrap();
+        assert_eq!((machine.pcr(), machine.stored().unwrap()), (measured, b"snapshot".to_vec()));
+        if !key.is_empty() {
+            let other = Machine::off(test, "another", file).unwrap();
+            let error = format!("{:#}", other.bench.board.run(saved).unwrap_err());
+            assert!(error.contains("the keys of the swtpm that saved it"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -9,6 +9,8 @@
 //! before that many bytes are read. The first invalid answer ends the connection, because the start
 //! of the next one is unknown: one error is logged, and the TPM is broken from then on.
 
+mod state;
+
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +26,8 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 use rustix::time::Timespec;
+
+pub use state::State;
 
 /// In bytes, for commands and responses.
 pub const MAX_MESSAGE: usize = 0xf80;
@@ -67,6 +71,7 @@ pub struct Swtpm {
     control: UnixStream,
     data: UnixStream,
     timeout: Duration,
+    capabilities: u32,
     on: bool,
     pub broken: bool,
 }
@@ -83,15 +88,17 @@ impl Swtpm {
         })?;
         let (data, theirs) = UnixStream::pair().context("a socket for the TPM")?;
         let (path, timeout) = (path.to_owned(), COMMAND_TIMEOUT);
-        let swtpm = Self { path, control, data, timeout, on: false, broken: false };
-        swtpm.handshake(theirs).with_context(|| {
+        let (on, broken) = (false, false);
+        let mut swtpm = Self { path, control, data, timeout, capabilities: 0, on, broken };
+        swtpm.capabilities = swtpm.handshake(theirs).with_context(|| {
             format!("{shown}: not an swtpm with a TPM 2.0, or another machine uses it")
         })?;
         Ok(swtpm)
     }
 
     /// Sends swtpm its end of the data channel, then checks its capabilities and its TPM version.
-    fn handshake(&self, theirs: UnixStream) -> anyhow::Result<()> {
+    /// Returns the capabilities.
+    fn handshake(&self, theirs: UnixStream) -> anyhow::Result<u32> {
         let end = Instant::now() + CONNECT_TIMEOUT;
         let fds = [theirs.as_fd()];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -119,7 +126,7 @@ impl Swtpm {
             header[..2] == NO_SESSIONS.to_be_bytes(),
             "it is a TPM 1.2: start swtpm with `--tpm2`"
         );
-        Ok(())
+        Ok(has)
     }
 
     /// If the TPM is on, switches it off first. Does `_TPM_Init`.
@@ -135,14 +142,25 @@ impl Swtpm {
 
     fn init(&self) -> anyhow::Result<()> {
         let end = Instant::now() + POWER_ON_TIMEOUT;
+        self.switch_off(end)?;
+        // No flags: the TPM keeps its stored state.
+        self.switch_on(0, end)
+    }
+
+    /// Switches the TPM off, which allows changes of its buffer and its state.
+    fn switch_off(&self, end: Instant) -> anyhow::Result<()> {
         self.ask::<0>("STOP", STOP, &[], end)?;
         let wanted = u32::try_from(MAX_MESSAGE)?;
         let sizes: [u8; 12] =
             self.ask("SET_BUFFERSIZE", SET_BUFFERSIZE, &wanted.to_be_bytes(), end)?;
         let size = number(&sizes);
         ensure!(size == wanted, "it has a buffer of {size} bytes, but {wanted} bytes are needed");
-        // No flags: the TPM keeps its stored state.
-        self.ask::<0>("INIT", INIT, &[0; 4], end).context("it cannot use its state")?;
+        Ok(())
+    }
+
+    fn switch_on(&self, flags: u32, end: Instant) -> anyhow::Result<()> {
+        let flags = flags.to_be_bytes();
+        self.ask::<0>("INIT", INIT, &flags, end).context("it cannot use its state")?;
         self.ask::<0>("SET_LOCALITY", SET_LOCALITY, &[0; 4], end)?;
         Ok(())
     }

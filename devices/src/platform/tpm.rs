@@ -7,6 +7,9 @@
 //! a reset of the machine. A reset cancels the running command. When it has ended, the TPM is
 //! switched off and on, and then executes the guest's next command.
 //!
+//! A snapshot waits until the running command has ended, because another swtpm cannot finish it,
+//! and takes the TPM's state from swtpm (`gather`).
+//!
 //! Behind the registers is the memory of the physical presence interface (`presence.rs`).
 //!
 //! Threats: the guest writes any bytes and any length, and writes START at any time, even while a
@@ -21,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -32,7 +35,7 @@ use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::hypervisor::Hypervisor;
 use crate::worker::Worker;
-use host::swtpm::{self, MAX_MESSAGE, NO_SESSIONS, Swtpm};
+use host::swtpm::{self, MAX_MESSAGE, NO_SESSIONS, State, Swtpm};
 
 /// `--device tpm,path=PATH`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -98,6 +101,10 @@ const _: () = assert!(DATA_BUFFER + MAX_MESSAGE as u64 == LENGTH);
 
 /// The maximum time that `park` waits for a cancelled command.
 const PARK_TIMEOUT: Duration = Duration::from_millis(250);
+/// The maximum time that a snapshot waits for a command and the TPM's state, and then, after it has
+/// cancelled the command.
+const GATHER_TIMEOUT: Duration = Duration::from_secs(10);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval for checking whether the thread is idle.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// The maximum time that the end of the machine waits for a cancelled command.
@@ -122,6 +129,7 @@ impl Build for Config {
             bell: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the TPM")?),
             cancel: Arc::new(cancel.context("an event for the TPM")?),
             broken: swtpm.is_none(),
+            gathered: None,
             swtpm,
             worker: None,
         }))
@@ -142,6 +150,25 @@ struct Registers {
     presence: Presence,
 }
 
+/// The saved state.
+#[derive(Serialize, Deserialize)]
+struct Parked {
+    #[serde(flatten)]
+    registers: Registers,
+    /// Only in a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tpm: Option<State>,
+}
+
+/// A request for the TPM's state.
+#[derive(Default)]
+enum Inquiry {
+    #[default]
+    None,
+    Asked,
+    Answered(anyhow::Result<State>),
+}
+
 /// State shared between the vCPUs and the thread.
 #[derive(Default)]
 struct Exchange {
@@ -157,6 +184,7 @@ struct Exchange {
     busy: bool,
     /// The command is from before a reset: its response is dropped.
     stale: bool,
+    inquiry: Inquiry,
 }
 
 struct Tpm {
@@ -168,6 +196,8 @@ struct Tpm {
     bell: Arc<EventFd>,
     cancel: Arc<OwnedFd>,
     broken: bool,
+    /// The TPM's state, for the next `park`.
+    gathered: Option<State>,
     /// The connection while the thread does not own it. `None` for `vmm inspect`.
     swtpm: Option<Swtpm>,
     worker: Option<Worker<Swtpm>>,
@@ -195,14 +225,25 @@ fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     }
     let response =
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
+    let asked = {
+        let mut exchange = lock(exchange);
+        (exchange.broken, exchange.busy) = (swtpm.broken, false);
+        if std::mem::take(&mut exchange.stale) {
+            // The command may have ended before it was cancelled. Do not cancel the next one.
+            drain(cancel);
+        } else if response.is_some() {
+            exchange.response = response;
+        }
+        // A command that has come meanwhile is first: the state would not have its effects.
+        let rests = exchange.command.is_none() && !exchange.power_on;
+        rests && matches!(exchange.inquiry, Inquiry::Asked)
+    };
+    let state = asked.then(|| swtpm.save());
     let mut exchange = lock(exchange);
-    exchange.broken = swtpm.broken;
-    (exchange.at_work, exchange.busy) = (false, false);
-    if std::mem::take(&mut exchange.stale) {
-        // The command may have ended before it was cancelled. Do not cancel the next one.
-        drain(cancel);
-    } else if response.is_some() {
-        exchange.response = response;
+    (exchange.broken, exchange.at_work) = (swtpm.broken, false);
+    // Nobody waits for a state that comes too late.
+    if let (Some(state), Inquiry::Asked) = (state, &exchange.inquiry) {
+        exchange.inquiry = Inquiry::Answered(state);
     }
 }
 
@@ -236,16 +277,31 @@ impl Tpm {
         self.registers.started = false;
     }
 
-    /// Waits until the thread is idle. Returns false after `PARK_TIMEOUT`.
-    fn wait_idle(&self) -> bool {
-        let end = Instant::now() + PARK_TIMEOUT;
-        while lock(&self.exchange).at_work {
-            if Instant::now() >= end {
-                return false;
+    /// Waits until the thread has something to take.
+    fn wait<T>(
+        &self,
+        time: Duration,
+        mut take: impl FnMut(&mut Exchange) -> Option<T>,
+    ) -> Option<T> {
+        let end = Instant::now() + time;
+        loop {
+            let taken = take(&mut lock(&self.exchange));
+            if taken.is_some() || Instant::now() >= end {
+                return taken;
             }
             sleep(CHECK_INTERVAL);
         }
-        true
+    }
+
+    /// Waits for the answer to an inquiry.
+    fn answer(&self, time: Duration) -> Option<anyhow::Result<State>> {
+        self.wait(time, |exchange| match std::mem::take(&mut exchange.inquiry) {
+            Inquiry::Answered(state) => Some(state),
+            other => {
+                exchange.inquiry = other;
+                None
+            }
+        })
     }
 
     fn start(&mut self) {
@@ -371,22 +427,55 @@ impl Device for Tpm {
             }
             drop(exchange);
             // If the command takes longer, the thread keeps running.
-            if self.wait_idle() {
+            if self.wait(PARK_TIMEOUT, |it| (!it.at_work).then_some(())).is_some() {
                 self.swtpm = self.worker.take().map(Worker::stop);
             }
             self.collect();
         }
-        Saved::of(&Some(&self.registers))
+        let (registers, tpm) = (self.registers.clone(), self.gathered.take());
+        Saved::of(&Some(Parked { registers, tpm }))
+    }
+
+    fn gather(&mut self) -> anyhow::Result<()> {
+        if self.worker.is_none() {
+            return Ok(());
+        }
+        lock(&self.exchange).inquiry = Inquiry::Asked;
+        self.ring();
+        let mut state = self.answer(GATHER_TIMEOUT);
+        if state.is_none() {
+            if lock(&self.exchange).busy {
+                self.cancel();
+            }
+            state = self.answer(CANCEL_TIMEOUT);
+        }
+        lock(&self.exchange).inquiry = Inquiry::None;
+        let state = state.context("the TPM is executing a long command: try again later")?;
+        self.gathered = Some(state?);
+        Ok(())
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let saved: Option<Registers> = saved.take()?;
+        let saved: Option<Parked> = saved.take()?;
         let power_on = saved.is_none();
+        let (saved, tpm) = saved.map(|it| (it.registers, it.tpm)).unzip();
+        self.gathered = None;
         // Requests for firmware outlive a reset.
         let presence = std::mem::take(&mut self.registers.presence);
         self.registers = saved.unwrap_or(Registers { presence, ..Registers::default() });
         if power_on {
             self.registers.presence.reset(&*self.host);
+        }
+        if let Some(swtpm) = self.swtpm.as_mut().filter(|it| !power_on && !it.is_on()) {
+            // After a power-on that the thread has still to do, it goes on with that.
+            match tpm.flatten() {
+                Some(state) => {
+                    lock(&self.exchange).power_on = false;
+                    swtpm.restore(&state).context("the state of the TPM")?;
+                }
+                None if lock(&self.exchange).power_on => {}
+                None => bail!("the saved machine has no state of its TPM"),
+            }
         }
         if let Some(swtpm) = self.swtpm.take() {
             let (exchange, cancel) = (self.exchange.clone(), self.cancel.clone());

@@ -63,7 +63,9 @@ fn live(path: &Path, bytes: &[u8]) {
             }
             80..200 => command(&bench, &mut Actions::new(bytes.by_ref(), 4096)),
             200..215 => bench.write(Kind::Memory, CANCEL, &[bytes.next().unwrap_or(1), 0, 0, 0]),
-            215..235 => thread::yield_now(),
+            215..225 => thread::yield_now(),
+            // A hostile peer may refuse, and a command may take too long.
+            225..235 => drop(bench.board.gather()),
             235..245 => {
                 let saved = bench.board.park();
                 bench.board.run(saved).expect("what was just saved");
@@ -161,6 +163,7 @@ impl Peer {
         }
         let fields: &[u8] = match bytes[..count].first_chunk().map(|it| u32::from_be_bytes(*it))? {
             1 => &[0, 0, 0xff, 0xff],
+            12 => &[0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 4, 1, 2, 3, 4],
             17 => &[0, 0, 0xf, 0x80, 0, 0, 0xa, 0xf8, 0, 0, 0x10, 0],
             _ => &[],
         };

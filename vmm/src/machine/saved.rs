@@ -45,11 +45,8 @@ pub(super) struct Built {
     pub(super) generation: Option<String>,
 }
 
-/// The kinds of devices whose state is in another process or in hardware.
-const UNSAVED: [(&str, &str); 2] = [
-    ("tpm", "the state of a TPM is not saved yet: shut the guest down instead"),
-    ("usb-host", "a USB device of the host is not saved: detach it first"),
-];
+/// The kind of devices whose state is in hardware.
+const HARDWARE: &str = "usb-host";
 
 /// The configured files of disks and drives, by the names of their devices.
 pub(super) fn files(plan: &Plan) -> BTreeMap<String, PathBuf> {
@@ -103,6 +100,9 @@ impl Machine {
     /// until `unpark`, so that its disks do not change.
     pub fn save(&mut self, machine: &File, memory: &File, then: Then) -> anyhow::Result<()> {
         self.can_be_saved()?;
+        if self.parked.is_none() {
+            self.board.gather()?;
+        }
         let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
         self.parked = Some(moment);
         // An interrupt that a device sent before it was parked may reach its processor late.
@@ -126,15 +126,16 @@ impl Machine {
         written
     }
 
-    /// Fails if a part of the state is in another process, in hardware, or lost at the end, or if
-    /// the machine is no longer the configured one.
+    /// Fails if a part of the state is in hardware, or lost at the end, or if the machine is no
+    /// longer the configured one.
     fn can_be_saved(&self) -> anyhow::Result<()> {
         let present: Vec<_> = self.board.claims().map(|(name, _)| name).collect();
         for name in &present {
             let kind = name.split('.').next().unwrap_or_default();
-            if let Some((_, reason)) = UNSAVED.iter().find(|it| it.0 == kind) {
-                bail!("{name}: {reason}");
-            }
+            ensure!(
+                kind != HARDWARE,
+                "{name}: a USB device of the host is not saved: detach it first"
+            );
         }
         ensure!(
             !self.config.features.nested,

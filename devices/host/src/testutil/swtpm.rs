@@ -32,6 +32,17 @@ pub const LATE_DELAY: Duration = Duration::from_secs(1);
 /// Code of a command that is never answered.
 pub const DEAF: u32 = 0x2000_0007;
 
+/// Code of a command whose response has the content of the last ordinary command.
+pub const RECALL: u32 = 0x2000_0009;
+/// Codes of commands after which the fake refuses to hand out its state: with an error and fields,
+/// with an error alone, and with a length that is too large.
+pub const UNWILLING: u32 = 0x2000_000a;
+pub const CURT: u32 = 0x2000_000b;
+pub const BOASTFUL: u32 = 0x2000_000c;
+
+/// All that swtpm 0.7 has.
+const CAPABILITIES: u16 = 0xffff;
+
 /// `TPM_RC_CANCELED`
 pub const CANCELED: u32 = 0x909;
 
@@ -74,6 +85,11 @@ impl CommandLog {
 
 /// Listens at `path`, and serves all clients in one thread. All responses have the tag `tag`.
 pub fn listen(path: &Path, tag: u16) -> CommandLog {
+    listen_with(path, tag, CAPABILITIES)
+}
+
+/// As `listen`, with these capabilities.
+pub fn listen_with(path: &Path, tag: u16, capabilities: u16) -> CommandLog {
     let listener = UnixListener::bind(path).unwrap();
     let asked = CommandLog::default();
     let noted = asked.clone();
@@ -96,7 +112,9 @@ pub fn listen(path: &Path, tag: u16) -> CommandLog {
             if ready[0]
                 && let Ok((control, _)) = listener.accept()
             {
-                peers.push(Peer { control, data: None, tag, slow: None, asked: noted.clone() });
+                let (data, slow, asked) = (None, None, noted.clone());
+                let state = State { capabilities, volatile: Vec::new(), refuses: 0 };
+                peers.push(Peer { control, data, tag, slow, asked, state });
             }
         }
     });
@@ -110,6 +128,50 @@ struct Peer {
     /// A command waits to be canceled; its response comes this long afterwards.
     slow: Option<Duration>,
     asked: CommandLog,
+    state: State,
+}
+
+/// Flags and content of the permanent state.
+const PERMANENT: (u32, &[u8]) = (2, b"keys");
+
+struct State {
+    capabilities: u16,
+    /// The content of the last ordinary command.
+    volatile: Vec<u8>,
+    /// The code of a command after which no state is handed out; 0 if it is.
+    refuses: u32,
+}
+
+impl State {
+    /// The answer to GET_STATEBLOB.
+    fn get(&self, kind: u32) -> Vec<u8> {
+        let (flags, part) = if kind == 1 { PERMANENT } else { (0, &self.volatile[..]) };
+        let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+        let answer = |result: u32, length: u32| {
+            [result, flags, length, length].map(u32::to_be_bytes).concat()
+        };
+        match self.refuses {
+            UNWILLING => answer(0x800, 0),
+            CURT => vec![0, 0, 0, 10],
+            BOASTFUL => answer(0, 0x4_0001),
+            _ => [&answer(0, length), part].concat(),
+        }
+    }
+
+    /// Takes the fields and the rest of SET_STATEBLOB from the client.
+    fn set(&mut self, mut from: impl Read) -> Option<u32> {
+        let mut fields = [[0; 4]; 3];
+        from.read_exact(fields.as_flattened_mut()).ok()?;
+        let [flags, kind, length] = fields.map(u32::from_be_bytes);
+        let mut part = vec![0; usize::try_from(length).ok()?];
+        from.read_exact(&mut part).ok()?;
+        match kind {
+            1 if (flags, &part[..]) == PERMANENT => {}
+            2 => self.volatile = part,
+            _ => return Some(3),
+        }
+        Some(0)
+    }
 }
 
 impl Peer {
@@ -139,15 +201,8 @@ impl Peer {
             }
         }
         let command = u32::from_be_bytes(command);
-        let fields: &[u8] = match command {
-            1 => &[0, 0, 0xff, 0xff],
-            2 | 5 | 17 => {
-                self.control.read_exact(&mut [0; 4]).ok()?;
-                if command == 17 { &[0, 0, 0xf, 0x80, 0, 0, 0xa, 0xf8, 0, 0, 0x10, 0] } else { &[] }
-            }
-            _ => &[],
-        };
-        self.control.write_all(&[&[0; 4], fields].concat()).ok()?;
+        let answer = self.answer(command)?;
+        self.control.write_all(&answer).ok()?;
         self.asked.note(command);
         if command == 9
             && let Some(time) = self.slow.take()
@@ -157,6 +212,36 @@ impl Peer {
             self.data.as_mut()?.write_all(&response).ok()?;
         }
         (command != 3).then_some(())
+    }
+
+    /// Reads the rest of a control command. Returns the answer.
+    fn answer(&mut self, command: u32) -> Option<Vec<u8>> {
+        let mut number = || {
+            let mut field = [0; 4];
+            self.control.read_exact(&mut field).ok()?;
+            Some(u32::from_be_bytes(field))
+        };
+        let mut result = 0;
+        let mut fields = Vec::new();
+        match command {
+            1 => fields = u32::from(self.state.capabilities).to_be_bytes().to_vec(),
+            2 => {
+                let keeps = number()? == 1;
+                self.state.volatile.truncate(if keeps { usize::MAX } else { 0 });
+            }
+            5 => drop(number()?),
+            17 => {
+                number()?;
+                fields = vec![0, 0, 0xf, 0x80, 0, 0, 0xa, 0xf8, 0, 0, 0x10, 0];
+            }
+            12 => {
+                let [_, kind, _] = [number()?, number()?, number()?];
+                return Some(self.state.get(kind));
+            }
+            13 => result = self.state.set(&self.control)?,
+            _ => {}
+        }
+        Some([&u32::to_be_bytes(result)[..], &fields].concat())
     }
 
     /// Echoes a command as its response, unless its code says otherwise.
@@ -170,6 +255,9 @@ impl Peer {
         data.read_exact(&mut rest).ok()?;
         let mut response = response(tag, 0, &rest);
         match number(6) {
+            RECALL => response = self::response(tag, 0, &self.state.volatile),
+            refuses @ (UNWILLING | CURT | BOASTFUL) => self.state.refuses = refuses,
+            ..=0xffff => (self.state.volatile, self.state.refuses) = (rest, 0),
             SLOW => self.slow = Some(Duration::ZERO),
             LATE => self.slow = Some(LATE_DELAY),
             GONE => return None,

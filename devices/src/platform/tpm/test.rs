@@ -6,19 +6,25 @@ use super::*;
 use crate::testutil::Bench;
 use host::testutil::in_time;
 use host::testutil::swtpm::{
-    CANCELED, CommandLog, DEAF, DRIP, GONE, HALF, LATE, LATE_DELAY, LONG, SHORT, SLOW, listen,
-    response,
+    BOASTFUL, CANCELED, CURT, CommandLog, DEAF, DRIP, GONE, HALF, LATE, LATE_DELAY, LONG, RECALL,
+    SHORT, SLOW, UNWILLING, listen, listen_with, response,
 };
 
 /// A running machine with only a TPM, and the requests that its swtpm received.
 fn bench() -> (Bench, CommandLog, TempDir) {
+    let (bench, asked, folder) = off(0xffff);
+    bench.board.run(Vec::new()).unwrap();
+    (bench, asked, folder)
+}
+
+/// The same machine before it runs, with an swtpm of these capabilities.
+fn off(capabilities: u16) -> (Bench, CommandLog, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("swtpm");
-    let asked = listen(&path, NO_SESSIONS);
+    let asked = listen_with(&path, NO_SESSIONS, capabilities);
     let mut bench = Bench::new(4096);
     let config = Config { path, absent: false };
     bench.board.add("tpm", |grants| config.build(grants)).unwrap();
-    bench.board.run(Vec::new()).unwrap();
     (bench, asked, folder)
 }
 
@@ -258,6 +264,103 @@ fn a_parked_tpm_continues_without_power_on() {
     assert_eq!(read(&bench, LOC_STS), 1);
     assert_eq!(execute(&bench, 1, b"y"), response(NO_SESSIONS, 0, b"y"));
     assert_eq!(asked.commands().iter().filter(|it| **it == 2).count(), 1);
+}
+
+#[test]
+fn a_saved_tpm_goes_on_with_another_swtpm() {
+    let (bench, asked, _folder) = bench();
+    assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+    start(&bench, &response(NO_SESSIONS, 2, b"last"));
+    // The command that was sent has ended before the state is taken.
+    bench.board.gather().unwrap();
+    let saved = bench.board.park();
+    assert_eq!(asked.commands()[6..], [12, 12], "no request but those for the two parts");
+    let (other, asked, _folder) = off(0xffff);
+    other.board.park();
+    other.board.run(saved.clone()).unwrap();
+    assert_eq!(finish(&other), response(NO_SESSIONS, 0, b"last"), "the buffer");
+    assert_eq!(read(&other, LOC_STS), 1);
+    assert_eq!(execute(&other, RECALL, &[]), response(NO_SESSIONS, 0, b"last"));
+    assert_eq!(asked.commands(), [16, 1, 14, 17, 13, 13, 2, 5]);
+    // A reset forgets the volatile state, as ever.
+    other.board.reset().unwrap();
+    assert_eq!(execute(&other, RECALL, &[]), response(NO_SESSIONS, 0, b""));
+    // The saved machine goes on, too, without another power-on.
+    bench.board.run(saved).unwrap();
+    assert_eq!(execute(&bench, RECALL, &[]), response(NO_SESSIONS, 0, b"last"));
+}
+
+#[test]
+fn a_long_command_is_cancelled_before_the_state_is_saved() {
+    let (bench, asked, _folder) = bench();
+    execute(&bench, 1, b"x");
+    start(&bench, &response(NO_SESSIONS, LATE, &[]));
+    asked.wait(LATE);
+    bench.board.gather().unwrap();
+    assert_eq!(asked.commands()[6..], [LATE, 9, 12, 12]);
+    let (other, ..) = off(0xffff);
+    other.board.run(bench.board.park()).unwrap();
+    assert_eq!(finish(&other), response(NO_SESSIONS, CANCELED, &[]));
+    assert_eq!(execute(&other, RECALL, &[]), response(NO_SESSIONS, 0, b"x"));
+}
+
+#[test]
+fn a_command_that_never_ends_prevents_a_snapshot() {
+    let (bench, asked, _folder) = bench();
+    start(&bench, &response(NO_SESSIONS, DEAF, &[]));
+    asked.wait(DEAF);
+    let error = format!("{:#}", bench.board.gather().unwrap_err());
+    assert!(error.contains("tpm: the TPM is executing a long command"), "{error}");
+}
+
+#[test]
+fn a_swtpm_that_keeps_its_state_is_not_saved_and_goes_on() {
+    for (code, words) in [(UNWILLING, "0x800"), (CURT, "0xa")] {
+        let (bench, ..) = bench();
+        execute(&bench, 1, b"x");
+        execute(&bench, code, &[]);
+        let error = format!("{:#}", bench.board.gather().unwrap_err());
+        assert!(error.contains(words) && error.contains("shut the guest down"), "{error}");
+        assert_eq!(execute(&bench, RECALL, &[]), response(NO_SESSIONS, 0, b"x"), "{code:#x}");
+        execute(&bench, 1, b"y");
+        bench.board.gather().unwrap();
+    }
+    let (bench, ..) = off(0xfcff);
+    bench.board.run(Vec::new()).unwrap();
+    let error = format!("{:#}", bench.board.gather().unwrap_err());
+    assert!(error.contains("tpm: this swtpm neither") && error.contains("0xfcff"), "{error}");
+    assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+}
+
+#[test]
+fn a_state_that_is_too_large_is_not_read() {
+    let (bench, ..) = bench();
+    execute(&bench, BOASTFUL, &[]);
+    let refusal = format!("{:#}", bench.board.gather().unwrap_err());
+    assert!(refusal.contains("262145 of 262145 bytes"), "{refusal}");
+    // Nobody knows where the next answer begins.
+    assert_eq!(execute(&bench, 1, b"x"), error(TPM_RC_FAILURE));
+    let refusal = bench.board.gather().unwrap_err();
+    assert!(format!("{refusal:#}").contains("the TPM has failed"), "{refusal:#}");
+}
+
+#[test]
+fn a_state_that_is_missing_or_that_swtpm_refuses_ends_the_start() {
+    let (bench, ..) = bench();
+    execute(&bench, 1, b"x");
+    let without = bench.board.park();
+    bench.board.run(without.clone()).unwrap();
+    bench.board.gather().unwrap();
+    let (name, saved) = bench.board.park().remove(0);
+    let mut damaged = serde_json::to_value(&saved).unwrap();
+    damaged["tpm"]["permanent"]["flags"] = 0.into();
+    let damaged = vec![(name, serde_json::from_value(damaged).unwrap())];
+    for (saved, words) in [(without, "no state of its TPM"), (damaged, "error 0x3")] {
+        let (other, asked, _folder) = off(0xffff);
+        let error = format!("{:#}", other.board.run(saved).unwrap_err());
+        assert!(error.contains(words), "{error}");
+        assert!(!asked.commands().contains(&2), "it was switched on: {:?}", asked.commands());
+    }
 }
 
 #[test]
