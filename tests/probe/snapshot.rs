@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use host::testutil::noise::Noise;
 use serde_json::Value;
-use transom_tests::image::qemu_img;
+use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
 use vmm::control::{Command, Then};
@@ -78,11 +78,55 @@ impl Machine {
     }
 }
 
+/// An image of small clusters over a raw one, so that tables change often.
+fn qcow2(folder: &Path) -> PathBuf {
+    let (image, base) = (folder.join("disk.qcow2"), folder.join("base"));
+    File::create(&base).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let base = base.display().to_string();
+    let words = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", "-F", "raw", "-b", &base];
+    qemu_img(&words, &image, &[]).expect("an image");
+    image
+}
+
+/// Whether an image is as if it were closed: without leaks, and not marked as dirty. A copy shows
+/// that, because a machine locks its image, and its base, which the copy does not name.
+fn is_complete(image: &Path) -> bool {
+    let copy = image.with_file_name("copy.qcow2");
+    fs::copy(image, &copy).expect("a copy");
+    let mut features = [0; 8];
+    let file = File::options().read(true).write(true).open(&copy).expect("the copy");
+    file.read_exact_at(&mut features, 72).expect("a header");
+    file.write_all_at(&[0; 12], 8).expect("a header");
+    check(&copy).expect("a sound image") == 0 && features == [0; 8]
+}
+
+/// The probe found no fault, and all disks as it wrote them.
+fn disks_are_sound(kind: &str, report: &Value) {
+    let all = report["findings"].as_array().expect("findings");
+    // A paravirtual KVM shows the host's time stamp counter, which does not stand still.
+    let may_fail = match KvmSupport::of_this_host() {
+        KvmSupport::Paravirtual => &["tsc"][..],
+        KvmSupport::Full | KvmSupport::None => &[],
+    };
+    let failed = all.iter().filter(|finding| finding["verdict"] == "fail");
+    let failed: Vec<_> = failed.filter_map(|finding| finding["name"].as_str()).collect();
+    assert!(failed.iter().all(|name| may_fail.contains(name)), "{kind}: {report}");
+    let found = findings(report, "disk");
+    assert_eq!(found.len(), 2, "{kind}: {report}");
+    for found in found {
+        assert_eq!(found["verdict"], "pass", "{kind}: {found}");
+        assert_eq!((&found["mismatches"], &found["errors"]), (&0.into(), &0.into()), "{found}");
+    }
+}
+
 /// Writes and verifies disks, and saves the machine at random moments until it is done.
-fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
+fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut Noise) {
     let folder = tempfile::tempdir().expect("a folder");
-    let disk = folder.path().join("disk");
-    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let mut disk = folder.path().join("disk");
+    match format {
+        "qcow2" => disk = qcow2(folder.path()),
+        _ => File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk"),
+    }
     let device = format!("{kind},path={}", disk.display());
     let wanted = SNAPSHOTS[usize::from(everything())];
     let mut words = String::from("checks=none ");
@@ -95,6 +139,7 @@ fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
     let words = format!("{words} then=poweroff");
     let mut machine =
         Machine::start(&["--memory", "64M", "--device", &device, "--cmdline", &words]);
+    let mut first = None;
     while machine.snapshots < wanted {
         sleep(Duration::from_micros(random.below(LONGEST)));
         let then = random.choose(&[Then::Resume, Then::Pause, Then::Quit, Then::Quit]);
@@ -105,11 +150,14 @@ fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
             // The next must be as good after this one.
             Then::Resume => {}
             Then::Pause => {
+                assert!(format != "qcow2" || is_complete(&disk), "{kind}");
                 let mut client = connect(&machine.control()).expect("control");
                 client.ask(&Command::Resume).expect("it resumes");
             }
             Then::Quit => {
+                first.get_or_insert_with(|| dir.clone());
                 assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+                assert!(format != "qcow2" || is_complete(&disk), "{kind}");
                 let how = random.choose(&["", ",copy", ",unchecked", ",copy,unchecked"]);
                 machine.restore(&dir, &[], how);
             }
@@ -118,21 +166,11 @@ fn works_through_snapshots(kind: &str, wait: &str, random: &mut Noise) {
     let ended = machine.running.wait(PATIENCE).expect("an end");
     let output = machine.output();
     assert_eq!(ended, 0, "{kind}: {output}{}", machine.running.stderr.text());
-    let report = report(&output).expect("a report");
-    let all = report["findings"].as_array().expect("findings");
-    // A paravirtual KVM shows the host's time stamp counter, which does not stand still.
-    let may_fail = match KvmSupport::of_this_host() {
-        KvmSupport::Paravirtual => &["tsc"][..],
-        KvmSupport::Full | KvmSupport::None => &[],
-    };
-    let failed = all.iter().filter(|finding| finding["verdict"] == "fail");
-    let failed: Vec<_> = failed.filter_map(|finding| finding["name"].as_str()).collect();
-    assert!(failed.iter().all(|name| may_fail.contains(name)), "{kind}: {report}");
-    let found = findings(&report, "disk");
-    assert_eq!(found.len(), 2, "{kind}: {report}");
-    for found in found {
-        assert_eq!(found["verdict"], "pass", "{kind}: {found}");
-        assert_eq!((&found["mismatches"], &found["errors"]), (&0.into(), &0.into()), "{found}");
+    disks_are_sound(kind, &report(&output).expect("a report"));
+    // It has written since, so that no earlier snapshot fits.
+    if let Some(first) = first {
+        let error = refused(&first, &[]);
+        assert!(error.contains("has another size or time"), "{error}");
     }
 }
 
@@ -144,15 +182,22 @@ fn disks_keep_every_byte_through_snapshots_at_any_moment() {
     let mut random = Noise::new(19);
     for wait in ["poll", "interrupt"] {
         for kind in ["virtio-blk", "nvme", "ahci-disk"] {
-            works_through_snapshots(kind, wait, &mut random);
+            works_through_snapshots(kind, "raw", wait, &mut random);
         }
+    }
+    for kind in ["virtio-blk", "nvme"] {
+        works_through_snapshots(kind, "qcow2", "interrupt", &mut random);
     }
 }
 
 /// A machine that is saved at its end, where it halts: its memory and its disk.
 fn saved(folder: &Path, then: Then) -> Machine {
     File::create(folder.join("disk")).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    let disk = format!("nvme,path={}", folder.join("disk").display());
+    saved_with(&folder.join("disk"), then)
+}
+
+fn saved_with(disk: &Path, then: Then) -> Machine {
+    let disk = format!("nvme,path={}", disk.display());
     let words = ["--memory", "64M", "--cmdline", "checks=none then=halt"];
     let mut machine =
         Machine::start(&[&words[..], &["--display", "640x480", "--device", &disk]].concat());
@@ -161,9 +206,9 @@ fn saved(folder: &Path, then: Then) -> Machine {
     machine
 }
 
-fn refused(folder: &Path, words: &[&str]) -> String {
-    let Ended { status, stderr, .. } =
-        run_in(folder, &[&["run", "--restore", "0"], words].concat()).expect("vmm");
+fn refused(dir: &Path, words: &[&str]) -> String {
+    let words = [&["run", "--restore", "."], words].concat();
+    let Ended { status, stderr, .. } = run_in(dir, &words).expect("vmm");
     assert_eq!(status, 1, "{words:?}: {stderr}");
     assert_eq!(stderr.lines().count(), 1, "{words:?}: {stderr}");
     stderr
@@ -177,7 +222,7 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
     let disks = tempfile::tempdir().expect("a folder");
     let mut machine = saved(disks.path(), Then::Quit);
     assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
-    let folder = machine.folder.path();
+    let dir = machine.folder.path().join("0");
     let disk = disks.path().join("disk");
     let device = format!("nvme,path={}", disk.display());
     for (words, said) in [
@@ -187,11 +232,10 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
         (["--device", "edu"], "`nvme`"),
         (["--device", &format!("{device},slot=07.0")], "differs from the snapshot's"),
     ] {
-        let error = refused(folder, &words);
+        let error = refused(&dir, &words);
         assert!(error.contains(said), "{words:?}: {error}");
     }
     // Its files, damaged one after the other, and mended again.
-    let dir = folder.join("0");
     let (state, memory) = (dir.join("machine.json"), dir.join("memory"));
     let text = fs::read(&state).expect("its state");
     for (new, said) in [
@@ -203,27 +247,27 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
         (&[&text[..text.len() - 9], b"123456789"].concat(), "checksum"),
     ] {
         fs::write(&state, new).expect("a damaged file");
-        let error = refused(folder, &[]);
+        let error = refused(&dir, &[]);
         assert!(error.contains(said), "{said}: {error}");
     }
     fs::remove_file(&state).expect("it is removed");
-    assert!(refused(folder, &[]).contains("no complete snapshot"));
+    assert!(refused(&dir, &[]).contains("no complete snapshot"));
     fs::write(&state, &text).expect("it is whole again");
     let file = File::options().read(true).write(true).open(&memory).expect("memory");
     let mut page = [0; 64];
     file.read_exact_at(&mut page, 0x10_0000).expect("memory");
     file.write_all_at(&page.map(|byte| !byte), 0x10_0000).expect("memory");
-    assert!(refused(folder, &[]).contains("damaged between"));
+    assert!(refused(&dir, &[]).contains("damaged between"));
     file.write_all_at(&page, 0x10_0000).expect("memory");
     let length = file.metadata().expect("memory").len();
     file.set_len(length - 1).expect("memory");
-    assert!(refused(folder, &[]).contains("bytes, and the machine has"));
+    assert!(refused(&dir, &[]).contains("bytes, and the machine has"));
     file.set_len(length).expect("memory");
     // A disk that was written since.
     let times = fs::metadata(&disk).and_then(|it| it.modified()).expect("a time");
     let file = File::options().write(true).open(&disk).expect("the disk");
     file.write_all_at(b"other", 5 << 20).expect("a byte");
-    assert!(refused(folder, &[]).contains("the file of `nvme` has another size or time"));
+    assert!(refused(&dir, &[]).contains("the file of `nvme` has another size or time"));
     file.set_modified(times).expect("a time");
     drop(file);
     // Whole again, it runs.
@@ -239,25 +283,44 @@ fn a_machine_that_cannot_be_saved_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     File::create(path("raw")).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    let size = SIZE.to_string();
-    qemu_img(&["create", "-q", "-f", "qcow2"], &path("qcow2"), &[&size]).expect("an image");
-    for (name, key, reason) in [
-        ("raw", "overlay=on", "nvme: with `overlay=on` its writes are lost"),
-        ("qcow2", "format=qcow2", "nvme: a qcow2 image is not saved yet"),
-    ] {
-        let device = format!("nvme,path={},{key}", path(name).display());
-        let words = ["--memory", "64M", "--device", &device, "--cmdline", "checks=none then=halt"];
-        refuses_to_be_saved(&words, reason);
-    }
-}
-
-fn refuses_to_be_saved(words: &[&str], reason: &str) {
-    let mut machine = Machine::start(words);
+    let device = format!("nvme,path={},overlay=on", path("raw").display());
+    let words = ["--memory", "64M", "--device", &device, "--cmdline", "checks=none then=halt"];
+    let reason = "nvme: with `overlay=on` its writes are in no file";
+    let mut machine = Machine::start(&words);
     machine.running.says("\"probe\"", 1).expect("a report");
     let error = machine.save(Then::Quit).expect_err(reason).to_string();
     assert!(error.contains(reason), "{error}");
     assert!(!machine.folder.path().join("0").exists(), "the rest of a snapshot that failed");
     assert_eq!(machine.status()["state"], "running");
+}
+
+#[test]
+fn a_qcow2_image_fits_until_it_or_its_base_is_written() {
+    if !runs_here("a_qcow2_image_fits_until_it_or_its_base_is_written") {
+        return;
+    }
+    let disks = tempfile::tempdir().expect("a folder");
+    let image = qcow2(disks.path());
+    let mut machine = saved_with(&image, Then::Quit);
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+    let dir = machine.folder.path().join("0");
+    // Machines that do not write.
+    for _ in 0..2 {
+        machine.restore(&dir, &[], "");
+        assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+        let mut client = connect(&machine.control()).expect("control");
+        client.ask(&Command::Quit).expect("it quits");
+        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+        assert!(is_complete(&image));
+    }
+    for (name, said) in [("disk.qcow2", "`nvme` has"), ("base", "`nvme, backing file 1` has")] {
+        let file = File::options().write(true).open(disks.path().join(name)).expect("a file");
+        let before = file.metadata().and_then(|it| it.modified()).expect("a time");
+        file.set_modified(before + Duration::from_nanos(1)).expect("a time");
+        let error = refused(&dir, &[]);
+        assert!(error.contains(said), "{error}");
+        file.set_modified(before).expect("a time");
+    }
 }
 
 #[test]

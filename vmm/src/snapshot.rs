@@ -8,7 +8,7 @@
 pub mod files;
 pub mod memory;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Read, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
@@ -198,8 +198,12 @@ pub struct Mark {
 impl Mark {
     pub fn of(name: &str, path: &Path) -> anyhow::Result<Self> {
         let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
+        Ok(Self::new(name.to_owned(), &found))
+    }
+
+    pub fn new(name: String, found: &Metadata) -> Self {
         let changed = found.is_file().then(|| (found.mtime(), found.mtime_nsec()));
-        Ok(Self { name: name.to_owned(), bytes: found.len(), changed })
+        Self { name, bytes: found.len(), changed }
     }
 
     /// Whether a write of the guest to this file is noticed.

@@ -25,6 +25,7 @@ mod timer;
 mod tray;
 mod uring;
 
+use std::fs::Metadata;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -61,6 +62,15 @@ pub trait Image: Send + Sync {
     /// Whether writes outlive this process.
     fn keeps_writes(&self) -> bool {
         true
+    }
+    /// Completes the file: nothing that was written is in this process alone, and the file is as
+    /// if it were closed. For a snapshot; no request may be in flight.
+    fn complete(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+    /// The files that this one is based on, as they are now.
+    fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
+        Ok(Vec::new())
     }
     /// Opens a channel, one for each queue, whose requests refer to pieces of `memory`. Requests
     /// are not ordered, neither on one channel nor across several. A caller that needs an order

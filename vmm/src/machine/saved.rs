@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
@@ -111,12 +110,16 @@ impl Machine {
         for (vcpu, (state, _)) in self.processors.each().zip(states) {
             vcpu.add_interrupts(state)?;
         }
+        for disk in self.board.shared.disks.all() {
+            disk.image.complete().with_context(|| disk.path.display().to_string())?;
+        }
         // The snapshot must not be on the disk before the writes that its guest relies on.
         for path in self.built.files.values() {
             let synced = File::open(path).and_then(|file| file.sync_all());
             synced.with_context(|| path.display().to_string())?;
         }
-        let files = marks(&self.built.files, &self.config)?;
+        let mut files = marks(&self.built.files, &self.config)?;
+        files.extend(self.backing_marks()?);
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
         let (layout, generation) = (self.built.layout.clone(), self.generation.show());
@@ -142,12 +145,6 @@ impl Machine {
             "the state of virtual machines in the guest (`--features nested`) is not saved yet: \
              shut the guest down instead"
         );
-        for (name, path) in &self.built.files {
-            ensure!(
-                !is_qcow2(path).with_context(|| path.display().to_string())?,
-                "{name}: a qcow2 image is not saved yet, only raw ones: shut the guest down instead"
-            );
-        }
         let configured: Vec<_> = self.built.layout.iter().map(|(name, _)| name.as_str()).collect();
         if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
             bail!(
@@ -169,8 +166,8 @@ impl Machine {
         let disks = self.board.shared.disks.all();
         match disks.iter().find(|disk| !disk.image.keeps_writes()) {
             Some(disk) => bail!(
-                "{}: with `overlay=on` its writes are lost at the end: shut the guest down \
-                 instead",
+                "{}: with `overlay=on` its writes are in no file, and are lost at the end: shut \
+                 the guest down instead",
                 disk.name
             ),
             None => Ok(()),
@@ -286,7 +283,22 @@ impl Machine {
              `--hyperv {}`",
             if saved.moment.hyperv.is_some() { "own" } else { "kvm" }
         );
-        Mark::compare(&saved.files, marks)
+        let marks = [marks, &self.backing_marks()?].concat();
+        Mark::compare(&saved.files, &marks)
+    }
+
+    /// The files that disks are based on. They are never written, not even when they are opened.
+    fn backing_marks(&self) -> anyhow::Result<Vec<Mark>> {
+        let mut marks = Vec::new();
+        for disk in self.board.shared.disks.all() {
+            let files = disk.image.backing_files();
+            let files = files.with_context(|| disk.path.display().to_string())?;
+            let mark = |(number, file): (u32, _)| {
+                Mark::new(format!("{}, backing file {number}", disk.name), &file)
+            };
+            marks.extend((1..).zip(files).map(mark));
+        }
+        Ok(marks)
     }
 
     /// All mappings with contents: RAM, then the memory of devices.
@@ -318,13 +330,6 @@ impl Machine {
 /// The configuration without what belongs to one process or one life.
 fn portable(config: &Config) -> Config {
     Config { restore: None, vmgenid: None, die_with: Default::default(), ..config.clone() }
-}
-
-/// Whether a file begins like a qcow2 image.
-fn is_qcow2(path: &Path) -> std::io::Result<bool> {
-    let mut magic = Vec::new();
-    File::open(path)?.take(4).read_to_end(&mut magic)?;
-    Ok(magic == *b"QFI\xfb")
 }
 
 /// Fails if the devices of a snapshot and of a machine are not the same.

@@ -1,6 +1,7 @@
 //! Configuration of a disk, and how a disk is opened.
 
 use std::fs::Metadata;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -265,12 +266,12 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
             }
         }
         Format::Qcow2 => {
-            let image = qcow2::open(opened, config).with_context(|| name.clone())?;
-            let medium: Arc<dyn Medium> = Arc::new(image);
-            match changed(&name, medium.clone(), config)? {
-                Some(image) => image,
-                None => Arc::new(Threaded::new(&name, medium, 2)),
-            }
+            let image = Arc::new(qcow2::open(opened, config).with_context(|| name.clone())?);
+            let above = match changed(&name, image.clone(), config)? {
+                Some(above) => above,
+                None => Arc::new(Threaded::new(&name, image.clone(), 2)),
+            };
+            Arc::new(qcow2::Disk { image, above })
         }
     };
     if let Some(size) = config.size.filter(|size| size.0 > image.geometry().size) {
@@ -342,6 +343,10 @@ impl File {
 impl Image for File {
     fn geometry(&self) -> Geometry {
         self.raw.geometry()
+    }
+
+    fn complete(&self) -> io::Result<()> {
+        self.raw.flush()
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

@@ -6,6 +6,7 @@
 //! drops the channel with the kept requests, whose completion the guest has never seen.
 
 use std::collections::HashMap;
+use std::fs::Metadata;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,6 +85,14 @@ impl Image for RetryWhenFull {
 
     fn keeps_writes(&self) -> bool {
         self.inner.keeps_writes()
+    }
+
+    fn complete(&self) -> std::io::Result<()> {
+        self.inner.complete()
+    }
+
+    fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
+        self.inner.backing_files()
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

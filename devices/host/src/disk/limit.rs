@@ -100,6 +100,14 @@ impl Image for Limited {
         self.inner.keeps_writes()
     }
 
+    fn complete(&self) -> std::io::Result<()> {
+        self.inner.complete()
+    }
+
+    fn backing_files(&self) -> std::io::Result<Vec<std::fs::Metadata>> {
+        self.inner.backing_files()
+    }
+
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let inner = self.inner.channel(memory)?;
         let timer = Timer::with_event(inner.event())?;

@@ -22,6 +22,7 @@ mod peek;
 mod repair;
 mod tables;
 
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +33,8 @@ use anyhow::{Context, bail, ensure};
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
 use super::raw::{LockedFile, Raw, check_size, open_locked};
-use super::{Changes, Config, Direct, Geometry};
+use super::{Changes, Channel, Config, Direct, Geometry, Image};
+use crate::memory::Memory;
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
 use tables::{Tables, damaged};
@@ -53,9 +55,9 @@ fn chain(opened: LockedFile, config: &Config, more: usize) -> anyhow::Result<Qco
     let mut header = Header::read(&opened.file)?;
     header.check(writes)?;
     check_size(&config.path, header.size, config.sector.bytes())?;
-    let backing = match &header.backing {
-        Some(name) => Some(backing(name, &header, config, more)?),
-        None => None,
+    let (backing, files) = match &header.backing {
+        Some(name) => backing(name, &header, config, more).map(|it| (Some(it.0), it.1))?,
+        None => (None, Vec::new()),
     };
     // With small clusters, tables may be smaller than the alignment of direct I/O.
     let small = header.cluster_bits < 12 && config.direct == Direct::Auto;
@@ -90,19 +92,20 @@ fn chain(opened: LockedFile, config: &Config, more: usize) -> anyhow::Result<Qco
         size: AtomicU64::new(header.size),
         header,
         backing,
+        backing_files: files,
         tables: Mutex::new(tables),
         moves: RwLock::new(()),
         inflated: Mutex::default(),
     })
 }
 
-/// Opens the backing file of an image for reading.
+/// Opens the backing file of an image for reading. Returns all files of the chain.
 fn backing(
     name: &str,
     header: &Header,
     config: &Config,
     more: usize,
-) -> anyhow::Result<Arc<dyn Medium>> {
+) -> anyhow::Result<(Arc<dyn Medium>, Vec<File>)> {
     ensure!(more > 0, "more than {MAX_BACKING_FILES} backing files in a chain");
     let path = backing_path(name, config)?;
     let format = match header.backing_format.as_deref() {
@@ -116,9 +119,14 @@ fn backing(
     let below = Config { path, format, readonly: true, overlay: Changes::None, ..config.clone() };
     let context = || format!("its backing file {}", below.path.display());
     let opened = open_locked(&below.path, true).with_context(context)?;
+    let mut files = vec![opened.file.try_clone().with_context(context)?];
     Ok(match choose(format, &below.path, &opened.file).with_context(context)? {
-        Format::Raw => Arc::new(Raw::new(opened, &below).with_context(context)?),
-        Format::Qcow2 => Arc::new(chain(opened, &below, more - 1).with_context(context)?),
+        Format::Raw => (Arc::new(Raw::new(opened, &below).with_context(context)?), files),
+        Format::Qcow2 => {
+            let mut image = chain(opened, &below, more - 1).with_context(context)?;
+            files.append(&mut image.backing_files);
+            (Arc::new(image), files)
+        }
     })
 }
 
@@ -164,6 +172,8 @@ pub(super) struct Qcow2 {
     header: Header,
     size: AtomicU64,
     backing: Option<Arc<dyn Medium>>,
+    /// The files of the whole chain.
+    backing_files: Vec<File>,
     tables: Mutex<Tables>,
     /// Held shared while clusters stay in place, and exclusively while their allocation changes.
     /// So a cluster is never reallocated while it is read or written in place.
@@ -172,6 +182,38 @@ pub(super) struct Qcow2 {
     marked: AtomicBool,
     /// The compressed cluster that was read last: its entry, and its content.
     inflated: Mutex<Option<(u64, Vec<u8>)>>,
+}
+
+/// A qcow2 image, below the layer that has its channels.
+pub(super) struct Disk {
+    pub(super) image: Arc<Qcow2>,
+    pub(super) above: Arc<dyn Image>,
+}
+
+impl Image for Disk {
+    fn geometry(&self) -> Geometry {
+        self.above.geometry()
+    }
+
+    fn keeps_writes(&self) -> bool {
+        self.above.keeps_writes()
+    }
+
+    fn complete(&self) -> io::Result<()> {
+        self.image.complete()
+    }
+
+    fn backing_files(&self) -> io::Result<Vec<Metadata>> {
+        self.image.backing_files.iter().map(File::metadata).collect()
+    }
+
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
+        self.above.channel(memory)
+    }
+
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        self.above.grow(size)
+    }
 }
 
 /// Where the data of a part of one cluster is.
@@ -215,6 +257,15 @@ impl Qcow2 {
         })?;
         self.marked.store(on, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Writes all tables, and clears the dirty bit. The file does not change until the guest writes
+    /// again: a snapshot knows an unchanged image by its time.
+    fn complete(&self) -> io::Result<()> {
+        // The second flush frees the clusters that the first one released.
+        self.flush()?;
+        self.flush()?;
+        self.mark(false)
     }
 
     fn cluster(&self) -> u64 {
@@ -447,10 +498,7 @@ impl Drop for Qcow2 {
     /// Not needed for the safety of completed requests. It avoids the leaked clusters that a kill
     /// leaves.
     fn drop(&mut self) {
-        // The second flush frees the clusters that the first one released.
-        if self.flush().and_then(|()| self.flush()).is_ok() {
-            self.mark(false).ok();
-        }
+        self.complete().ok();
     }
 }
 
@@ -546,9 +594,7 @@ impl Medium for Qcow2 {
 
 /// An image that records its writes, for tests of power loss.
 #[cfg(test)]
-pub(super) fn journaled(
-    path: &Path,
-) -> (Arc<dyn super::Image>, impl Fn() -> Vec<super::raw::Event>) {
+pub(super) fn journaled(path: &Path) -> (Arc<dyn Image>, impl Fn() -> Vec<super::raw::Event>) {
     let config = Config { direct: Direct::Off, ..Config::new(path) };
     let mut image = open(open_locked(path, false).unwrap(), &config).unwrap();
     image.raw.journal = Some(Mutex::default());

@@ -156,6 +156,58 @@ fn clusters_leaked_by_a_kill_are_freed() {
 }
 
 #[test]
+fn a_completed_image_changes_only_when_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    if !qemu_img("a_completed_image_changes_only_when_it_is_written") {
+        return;
+    }
+    let (path, base) = (folder.path().join("disk.qcow2"), folder.path().join("base.qcow2"));
+    let (raw, copy) = (folder.path().join("raw"), folder.path().join("copy.qcow2"));
+    fs::write(&raw, [7; 8 << 10]).unwrap();
+    create(&base, &["-F", "raw", "-b", "raw"], "8M");
+    create(&path, &["-o", "cluster_size=4096", "-F", "qcow2", "-b", "base.qcow2"], "8M");
+    let time = || fs::metadata(&path).unwrap().modified().unwrap();
+    let dirty = || fs::read(&path).unwrap()[79] & 1 == 1;
+    // A tick of the clock by which file systems date their changes.
+    let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
+    let disk = open_disk(&Config::new(&path), None).unwrap();
+    let sizes: Vec<_> = disk.backing_files().unwrap().iter().map(Metadata::len).collect();
+    assert_eq!(sizes, [&base, &raw].map(|it| fs::metadata(it).unwrap().len()));
+    let mut driver = Driver::new(&disk);
+    for round in 0..3 {
+        driver.write(round << 20, &[1; 64 << 10]).unwrap();
+        driver.execute(Operation::Discard, round << 20, 32 << 10, &[]).unwrap();
+        assert!(dirty());
+        disk.complete().unwrap();
+        assert!(!dirty());
+        // A copy that names no backing file, because both files are locked.
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[8..20].fill(0);
+        fs::write(&copy, bytes).unwrap();
+        assert!(check(&copy).contains("No errors"), "{}", check(&copy));
+        let completed = time();
+        tick();
+        disk.complete().unwrap();
+        driver.flush().unwrap();
+        driver.read(0, 64 << 10).unwrap();
+        assert_eq!(time(), completed);
+        // In place, without a change of its tables.
+        driver.write((round << 20) + (48 << 10), &[2; 4096]).unwrap();
+        assert!(time() > completed && !dirty());
+    }
+    disk.complete().unwrap();
+    let completed = time();
+    tick();
+    drop((disk, driver));
+    assert_eq!(time(), completed, "closed");
+    let disk = open_disk(&Config::new(&path), None).unwrap();
+    Driver::new(&disk).read(0, 64 << 10).unwrap();
+    drop(disk);
+    assert_eq!(time(), completed, "opened and closed");
+    assert!(check(&path).contains("No errors"), "{}", check(&path));
+}
+
+#[test]
 fn grows_while_in_use_as_far_as_its_table_allows() {
     let folder = tempfile::tempdir().unwrap();
     if !qemu_img("grows_while_in_use_as_far_as_its_table_allows") {
