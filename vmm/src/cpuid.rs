@@ -102,6 +102,7 @@ impl Model {
             .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
         let mut leaves = cpuid.as_slice().to_vec();
         with_host(&mut leaves, host_leaf);
+        features::hide_shadow_stacks(&mut leaves);
         if !features.nested {
             features::hide_nested(&mut leaves);
         } else if !is_nested(&leaves) {
@@ -340,11 +341,28 @@ const FEATURES: &[(u32, u32, u8)] = &[
     (0x4000_0001, 0, 0b0001),
     (0x4000_0003, 0, 0b1011),
     (0x4000_0004, 0, 0b0001),
+    (0x4000_0101, 0, 0b0001),
     (0x8000_0001, 0, 0b1100),
     (0x8000_0007, 0, 0b1000),
     (0x8000_0008, 0, 0b0010),
     (0x8000_000a, 0, 0b1000),
+    (0x8000_0021, 0, 0b0001),
 ];
+
+/// Numbers that may not shrink: leaf, register, lowest bit, width in bits. Version, number and
+/// width of the performance counters; widths of addresses.
+const NUMBERS: &[(u32, usize, u32, u32)] = &[
+    (0xa, 0, 0, 8),
+    (0xa, 0, 8, 8),
+    (0xa, 0, 16, 8),
+    (0xa, 3, 0, 5),
+    (0xa, 3, 5, 8),
+    (0x8000_0008, 0, 0, 8),
+    (0x8000_0008, 0, 8, 8),
+];
+
+const REGISTERS: [&str; 4] = ["EAX", "EBX", "ECX", "EDX"];
+
 /// Fails if a processor that offers `ours` lacks a feature of the snapshot's.
 pub fn check(saved: &[Leaf], ours: &[Leaf]) -> anyhow::Result<()> {
     let find = |all: &[Leaf], function, index| {
@@ -367,9 +385,20 @@ pub fn check(saved: &[Leaf], ours: &[Leaf]) -> anyhow::Result<()> {
                 "this host's processor lacks features that the guest uses (CPUID leaf \
                  {function:#x}, subleaf {index}, {}: {lacks:#x}): restore it on a host with a \
                  processor like the one that it had",
-                ["EAX", "EBX", "ECX", "EDX"][at]
+                REGISTERS[at]
             );
         }
+    }
+    for (function, register, bit, width) in NUMBERS {
+        let number = |all| find(all, *function, 0)[*register] >> bit & ((1 << width) - 1);
+        let (saved, ours) = (number(saved), number(ours));
+        anyhow::ensure!(
+            saved <= ours,
+            "this host's processor has less than the guest uses (CPUID leaf {function:#x}, {}, bit \
+             {bit}: {ours} instead of {saved}): restore it on a host with a processor like the one \
+             that it had",
+            REGISTERS[*register]
+        );
     }
     Ok(())
 }
@@ -399,6 +428,11 @@ mod test {
         let error = |ours: &[Leaf]| check(&saved, ours).err().map(|it| it.to_string());
         assert_eq!(error(&saved), None);
         assert_eq!(error(&[leaf(0, 1, 2), leaf(1, 9, 0b111)]), None, "more is enough");
+        let wide = Leaf { function: 0x8000_0008, eax: 0x302e, ..Default::default() };
+        for (width, enough) in [(0x392e, true), (0x302f, true), (0x302d, false), (0x2f30, false)] {
+            let ours = Leaf { eax: width, ..wide };
+            assert_eq!(check(&[wide], &[ours]).is_ok(), enough, "{width:#x}");
+        }
         let less = error(&[leaf(0, 1, 2), leaf(1, 5, 0b010)]).unwrap();
         assert!(less.contains("leaf 0x1, subleaf 0, ECX: 0x4"), "{less}");
         assert!(error(&[leaf(0, 1, 3), leaf(1, 5, 0b110)]).unwrap().contains("another vendor"));

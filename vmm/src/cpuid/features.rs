@@ -10,6 +10,14 @@ use crate::config::{Features, Hide};
 const VMX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
 
+/// Leaf 7, ECX: shadow stacks. Their pointer (SSP) is in no register list of KVM, so that neither a
+/// reset nor a snapshot could set it.
+const SHADOW_STACKS: u32 = 1 << 7;
+/// Leaf 7, EDX: tracking of indirect branches, whose registers are MSRs.
+const BRANCH_TRACKING: u32 = 1 << 20;
+/// Leaf 0xD, subleaf 1, ECX: the parts of XSAVES for both.
+const CONTROL_FLOW: u32 = 0b11 << 11;
+
 /// Whether the processor can run virtual machines.
 pub(crate) fn is_nested(leaves: &[Leaf]) -> bool {
     leaves.iter().any(|leaf| match leaf.function {
@@ -31,6 +39,21 @@ pub(super) fn hide_nested(leaves: &mut [Leaf]) {
             0x8000_0001 => leaf.ecx &= !SVM,
             // The features of nested SVM.
             0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),
+            _ => {}
+        }
+    }
+}
+
+pub(super) fn hide_shadow_stacks(leaves: &mut [Leaf]) {
+    let features = |leaf: &Leaf| (leaf.function, leaf.index) == (7, 0);
+    let tracks = leaves.iter().any(|leaf| features(leaf) && leaf.edx & BRANCH_TRACKING != 0);
+    for leaf in leaves {
+        match (leaf.function, leaf.index) {
+            (7, 0) => leaf.ecx &= !SHADOW_STACKS,
+            (0xd, 1) if !tracks => leaf.ecx &= !CONTROL_FLOW,
+            (0xd, 11..=12) if !tracks => {
+                (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
+            }
             _ => {}
         }
     }
@@ -115,6 +138,19 @@ mod test {
 
     fn without(hidden: &[Hide]) -> Features {
         Features { without: Some(Hidden(hidden.to_vec())), ..Features::default() }
+    }
+
+    #[test]
+    fn shadow_stacks_are_hidden_and_branch_tracking_keeps_its_state() {
+        for (tracking, left) in [(0, u32::MAX & !CONTROL_FLOW), (BRANCH_TRACKING, u32::MAX)] {
+            let mut leaves =
+                [(7, 0), (0xd, 1), (0xd, 11)].map(|it| Leaf { index: it.1, ..leaf(it.0, 8) });
+            leaves[0].edx = tracking;
+            hide_shadow_stacks(&mut leaves);
+            assert_eq!((leaves[0].ecx, leaves[0].edx), (u32::MAX & !SHADOW_STACKS, tracking));
+            assert_eq!(leaves[1].ecx, left);
+            assert_eq!(leaves[2].eax, if tracking == 0 { 0 } else { 8 });
+        }
     }
 
     fn with_hyperv() -> Vec<Leaf> {
