@@ -103,9 +103,6 @@ pub enum Written {
 /// The registers of one machine.
 pub struct Own {
     memory: Memory,
-    hertz: u64,
-    /// Reference time = (TSC * scale >> 64) + offset.
-    scale: u64,
     /// Whether the TSC of all processors agree now.
     stable: Box<dyn Fn() -> bool + Send + Sync>,
     state: Mutex<State>,
@@ -114,6 +111,10 @@ pub struct Own {
 /// The state of the registers. A reset keeps the time, and clears all that a guest can change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
+    /// The rate of the TSC. With a snapshot from another host, that of the other host.
+    hertz: u64,
+    /// Reference time = (TSC * scale >> 64) + offset.
+    scale: u64,
     offset: u64,
     guest_os_id: u64,
     hypercall: u64,
@@ -128,8 +129,8 @@ impl Own {
         let scale = (u128::from(REFERENCE_HZ) << 64) / u128::from(hertz);
         let scale = u64::try_from(scale).unwrap_or(u64::MAX);
         let offset = scaled(tsc.now, scale).wrapping_neg();
-        let state = State { offset, ..State::default() }.into();
-        Self { memory, hertz, scale, stable, state }
+        let state = State { hertz, scale, offset, ..State::default() }.into();
+        Self { memory, stable, state }
     }
 
     /// Reads a register on this processor, whose TSC is `now`. `None`: a fault.
@@ -139,9 +140,9 @@ impl Own {
             GUEST_OS_ID => state.guest_os_id,
             HYPERCALL => state.hypercall,
             VP_INDEX => processor,
-            TIME_REF_COUNT => scaled(now(), self.scale).wrapping_add(state.offset),
+            TIME_REF_COUNT => scaled(now(), state.scale).wrapping_add(state.offset),
             REFERENCE_TSC => state.reference_tsc,
-            TSC_FREQUENCY => self.hertz,
+            TSC_FREQUENCY => state.hertz,
             APIC_FREQUENCY => APIC_HZ,
             CRASH_FIRST..=CRASH_LAST => state.crash[(index - CRASH_FIRST) as usize],
             CRASH_CTL => CRASH_NOTIFY,
@@ -160,7 +161,7 @@ impl Own {
             }
             HYPERCALL => return self.set_hypercall(&mut state, value),
             REFERENCE_TSC => {
-                if value & ENABLED != 0 && !self.show_time(value & PAGE, state.offset) {
+                if value & ENABLED != 0 && !self.show_time(value & PAGE, &state) {
                     return Written::Fault;
                 }
                 state.reference_tsc = value & (PAGE | ENABLED);
@@ -191,12 +192,12 @@ impl Own {
 
     /// Writes the reference TSC page (TLFS 12.7). A guest may read it meanwhile, so its sequence,
     /// which makes it valid, is written last. With sequence 0, guests read the register instead.
-    fn show_time(&self, page: u64, offset: u64) -> bool {
+    fn show_time(&self, page: u64, state: &State) -> bool {
         let sequence = u32::from((self.stable)());
         let parts: [(u64, &[u8]); 4] = [
             (0, &[0; 8]),
-            (8, &self.scale.to_le_bytes()),
-            (16, &offset.to_le_bytes()),
+            (8, &state.scale.to_le_bytes()),
+            (16, &state.offset.to_le_bytes()),
             (0, &sequence.to_le_bytes()),
         ];
         parts.iter().all(|(at, bytes)| self.memory.write(page + at, bytes).is_ok())
@@ -204,7 +205,8 @@ impl Own {
 
     pub fn reset(&self) {
         let mut state = self.lock();
-        *state = State { offset: state.offset, ..State::default() };
+        let State { hertz, scale, offset, .. } = *state;
+        *state = State { hertz, scale, offset, ..State::default() };
     }
 
     /// The state for a snapshot.
@@ -265,6 +267,19 @@ mod test {
         assert_eq!(Some(time), read(&own, TIME_REF_COUNT));
         assert!(time.abs_diff(REFERENCE_HZ) <= 1, "{time} counts of a second");
         assert_eq!(read(&own, TSC_FREQUENCY), Some(2 * GHZ));
+    }
+
+    #[test]
+    fn a_restored_clock_keeps_its_rate_on_another_host() {
+        let (saved, _memory) = own(true);
+        let time = read(&saved, TIME_REF_COUNT);
+        let (_, memory) = own(true);
+        let other = Own::new(memory, Tsc { hertz: 3 * GHZ, now: 7 }, Box::new(|| true));
+        assert_ne!(read(&other, TIME_REF_COUNT), time);
+        other.restore(saved.state());
+        other.reset();
+        let now = [TIME_REF_COUNT, TSC_FREQUENCY].map(|index| read(&other, index));
+        assert_eq!(now, [time, Some(2 * GHZ)]);
     }
 
     #[test]

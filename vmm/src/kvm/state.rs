@@ -183,14 +183,19 @@ impl Tsc {
     }
 
     /// Continues at this count. `first` is the counter of the first processor, before and now: the
-    /// others keep their distance to it.
-    pub(super) fn set(&self, fd: &VcpuFd, first: Option<(Self, Self)>) -> anyhow::Result<()> {
+    /// others keep their distance to it. `scales`: the host's processor can change the rate. KVM
+    /// would otherwise take a higher one and let the counter jump.
+    pub(super) fn set(
+        &self,
+        fd: &VcpuFd,
+        first: Option<(Self, Self)>,
+        scales: bool,
+    ) -> anyhow::Result<()> {
         let khz = tsc_khz(fd)?;
         // KVM itself takes rates as equal within this tolerance, in millionths.
         if khz.abs_diff(self.khz) > self.khz / 4000 {
-            let scaled = fd.set_tsc_khz(self.khz);
             ensure!(
-                scaled.is_ok(),
+                scales && fd.set_tsc_khz(self.khz).is_ok(),
                 "the guest's time stamp counter runs at {} kHz, and this host, with {khz} kHz, \
                  cannot change the rate: restore it on a host with the same processor",
                 self.khz

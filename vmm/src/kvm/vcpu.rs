@@ -128,10 +128,11 @@ impl Vcpu {
     /// first processor, in the snapshot and now; that processor has none. Returns the counter.
     pub fn restore_tsc(
         &self,
+        vm: &Vm,
         tsc: state::Tsc,
         first: Option<(state::Tsc, state::Tsc)>,
     ) -> anyhow::Result<state::Tsc> {
-        tsc.set(&self.fd, first)?;
+        tsc.set(&self.fd, first, vm.fd.check_extension(Cap::TscControl))?;
         state::Tsc::of(&self.fd)
     }
 

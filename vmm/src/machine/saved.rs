@@ -211,7 +211,7 @@ impl Machine {
         let all: Vec<_> = self.processors.each().collect();
         let mut first = None;
         for (vcpu, (_, tsc)) in all.iter().zip(&moment.processors) {
-            let now = vcpu.restore_tsc(*tsc, first)?;
+            let now = vcpu.restore_tsc(&self.vm, *tsc, first)?;
             first.get_or_insert((*tsc, now));
         }
         let vcpus: Vec<&Vcpu> = all.iter().map(|vcpu| &**vcpu).collect();
