@@ -8,6 +8,8 @@ mod agent;
 mod pod;
 #[path = "cluster/share.rs"]
 mod share;
+#[path = "cluster/suspend.rs"]
+mod suspend;
 #[path = "cluster/town.rs"]
 mod town;
 
@@ -55,6 +57,7 @@ const RESTRICTED: Profile = Profile {
         "USER_PORTS=2222,8443,5000/udp,5900,7149,8006",
         "VNC_PORT=5900",
         agent::HEARS,
+        suspend::WORD,
     ],
 };
 /// The rights that deploy/kubernetes/tap gives.
@@ -66,7 +69,13 @@ const TAP: Profile = Profile {
     privileged: false,
     tun: true,
     medium: false,
-    words: &["VNC_PORT=5900", "HOST=BOB", "DISK_TYPE=blk", "BOOT_MODE=windows_secure"],
+    words: &[
+        "VNC_PORT=5900",
+        "HOST=BOB",
+        "DISK_TYPE=blk",
+        "BOOT_MODE=windows_secure",
+        suspend::WORD,
+    ],
 };
 /// Like RESTRICTED, with an installation CD.
 const MEDIUM: Profile = Profile {
@@ -111,6 +120,9 @@ fn side_by_side() -> anyhow::Result<()> {
     timed(&mut pod, "another agent", |pod| agent::comes_again(&town, pod))?;
     restarts(&town, &mut pod, guest).with_context(|| pod.log())?;
     timed(&mut pod, "the agent after a new start", agent::is_back)?;
+    // In the user-mode network, connections are the pod's.
+    suspend::continues(&town, &mut pod, guest, false).with_context(|| pod.log())?;
+    timed(&mut pod, "the agent after a suspension", |pod| suspend::knows_the_time(&town, pod))?;
     stops(&mut pod, BY_AGENT)
 }
 
@@ -123,6 +135,7 @@ fn with_a_tap() -> anyhow::Result<()> {
         ensure!(status == 503, "{path}: {said}");
     }
     serves(&town, &TAP, &mut pod, "BOB").with_context(|| pod.log())?;
+    suspend::continues(&town, &mut pod, "BOB", true).with_context(|| pod.log())?;
     stops(&mut pod, BY_BUTTON)
 }
 

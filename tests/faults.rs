@@ -6,6 +6,8 @@
 mod failing;
 #[path = "faults/gate.rs"]
 mod gate;
+#[path = "faults/suspend.rs"]
+mod suspend;
 
 use std::fs;
 use std::io::Read as _;

@@ -17,7 +17,7 @@ pub mod protocol;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
@@ -138,6 +138,13 @@ impl Agent {
             }
             Ok(Err(_)) | Err(_) => Ok(()),
         }
+    }
+
+    /// Sets the guest's clock to this host's.
+    pub async fn set_time(&self) -> Result<(), AgentError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let time = u64::try_from(now).unwrap_or(u64::MAX);
+        self.ask("guest-set-time", json!({ "time": time })).await.map(drop)
     }
 
     /// Empty where the agent does not answer.

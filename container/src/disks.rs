@@ -101,6 +101,12 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     Ok(disk.map(|disk| FoundDisk { disk, own: true }))
 }
 
+/// All disks that exist.
+pub fn all(settings: &Settings, root: &Path) -> anyhow::Result<Vec<Disk>> {
+    let found = (0..MAX_DISKS).map(|number| find(number, settings, root));
+    found.filter_map(|found| Some(found.transpose()?.map(|found| found.disk))).collect()
+}
+
 /// A broken link, or anything but a file or a block device, is an error.
 fn exists(path: &Path) -> anyhow::Result<bool> {
     let looked = match fs::symlink_metadata(path) {

@@ -22,30 +22,25 @@ mod setup;
 mod share;
 mod smm;
 pub mod stop;
+mod suspend;
 mod thread;
 mod tpm;
 pub mod usb;
 pub mod volume;
+mod watch;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::ExitStatus;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::process::Signal;
 use tokio::runtime::Builder;
 use tokio::sync::Mutex;
-use tokio::time::sleep;
 
-use self::balloon::Balloon;
-use self::boot_retry::{BootRetry, KeyPrompt};
+use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
-use self::console::{BootDevice, BootEvent};
-use self::failure::{killed_error, nothing_boots_error};
 use self::guard::{CERTIFICATE_FILE, Guard};
 use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
@@ -53,18 +48,20 @@ use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
 use self::setup::{Installation, PluggedDisk};
 use self::share::ShareServer;
-use self::stop::{Budget, Signals};
+use self::stop::Signals;
+use self::suspend::SuspendFolder;
 use self::thread::run_in_thread;
 use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
+use crate::disks;
 use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
 use crate::settings::environment::Environment;
-use crate::settings::host::{self, MemoryLoad};
+use crate::settings::host;
 use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::source::Source;
@@ -72,13 +69,9 @@ use crate::status::SIGNALS;
 use crate::story::{Phase, Story, log_layer};
 use crate::web::{self, WebState};
 
-/// Warn if the firmware has started nothing after this time.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
 /// too.
 const END_NOTICE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
-const WINDOWS: &str = "Windows Boot Manager";
 /// The last line of a pod that did not fail. Tools wait for it.
 pub const SHUT_DOWN: &str = "Shutdown completed!";
 /// How long the pod's end waits for viewers and other tasks.
@@ -130,6 +123,8 @@ struct Pod {
     plan: Arc<Plan>,
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
+    /// `None` if the machine cannot be suspended, or is not to be.
+    suspend_folder: Option<SuspendFolder>,
     runtime_folder: RuntimeFolder,
     guard: Guard,
     web: Arc<WebState>,
@@ -284,6 +279,7 @@ impl Pod {
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
+            suspend_folder: SuspendFolder::of(&plan, Path::new("/"))?,
             plan,
             volume,
             runtime_folder,
@@ -322,7 +318,8 @@ impl Pod {
             disk.bequeath()?;
         }
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
-        self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
+        let does = if parts.restore.is_some() { "Continuing" } else { "Starting" };
+        self.story.enter(Phase::Booting, &format!("{does} {}…", self.plan.name()));
         let options = Options::of(settings, &self.plan.source);
         let (mut child, events) =
             Child::start(self.runtime_folder.control(), &self.story, options)?;
@@ -385,6 +382,7 @@ impl Pod {
             listeners: vec![Guard::screen_socket(settings, &self.runtime_folder)],
             ..Parts::default()
         };
+        parts.restore = self.suspend_folder.as_ref().and_then(SuspendFolder::restore);
         if let Some(volume) = &self.volume {
             self.store(volume, &mut parts)?;
         }
@@ -425,6 +423,11 @@ impl Pod {
         if settings.disk.disable {
             return Ok(());
         }
+        if parts.restore.is_some() {
+            // They must be as they were.
+            parts.disks = disks::all(settings, root)?;
+            return Ok(());
+        }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
@@ -442,124 +445,6 @@ impl Pod {
         if let Some(password) = self.guard.desktop_password(settings, volume) {
             self.web.desktop.set_login(&settings.account.user.0, password);
         }
-    }
-
-    async fn watch(
-        &self,
-        mut child: Child,
-        mut events: BootEvents,
-        signals: &mut Signals,
-    ) -> anyhow::Result<u8> {
-        let app = self.plan.name();
-        let mut patience = std::pin::pin!(sleep(BOOT_TIMEOUT));
-        // The probe has no firmware that reports booting.
-        let mut started = self.volume.is_none();
-        let mut from_disk = false;
-        // Whether the guest can be expected to react to a shutdown request.
-        let mut os_boots = started;
-        if started {
-            self.story.enter(Phase::Running, "The probe runs");
-        }
-        let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
-        let settings = &self.plan.input.settings.balloon;
-        let mut balloon =
-            Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
-        loop {
-            tokio::select! {
-                ended = child.end() => return self.exit_status(ended?, child.last_error().await),
-                Some((event, last)) = events.recv() => {
-                    let waits = boot_retry.handle(&event);
-                    match event {
-                        BootEvent::Starts { name, on } => {
-                            from_disk |= on == BootDevice::Disk;
-                            os_boots =
-                                on == BootDevice::Disk || os_boots && on == BootDevice::Other;
-                            self.on_boot(&name, on, &mut child);
-                            started = true;
-                        }
-                        BootEvent::Nothing if from_disk || waits => os_boots = false,
-                        BootEvent::Nothing => {
-                            child.kill();
-                            return Err(self.nothing_boots(&last));
-                        }
-                    }
-                }
-                () = &mut patience, if !started => {
-                    started = true;
-                    let seconds = BOOT_TIMEOUT.as_secs();
-                    tracing::warn!(
-                        "the firmware has booted nothing for {seconds} s: look at the screen"
-                    );
-                }
-                status = signals.next() => {
-                    self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
-                    drop(boot_retry);
-                    let asks = self.plan.input.settings.pod.shutdown && os_boots;
-                    if let Some(balloon) = balloon.take() {
-                        balloon.give_back();
-                    }
-                    let budget = Budget::of(self.plan.input.settings.pod.timeout.0);
-                    let agent = asks.then_some(&*self.agent);
-                    if asks {
-                        self.monitors.report_powerdown();
-                    }
-                    stop::stop(&mut child, budget, agent, signals).await;
-                    return Ok(status);
-                }
-            }
-        }
-    }
-
-    fn nothing_boots(&self, last: &str) -> anyhow::Error {
-        let boot = self.plan.input.settings.machine.boot;
-        let mark = self.volume.as_ref().and_then(Volume::mark);
-        nothing_boots_error(&self.plan.source, boot, mark.as_deref(), last)
-    }
-
-    fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
-        let disk = on == BootDevice::Disk;
-        if disk {
-            child.unplug_setup_disk();
-        }
-        let app = &self.plan.input.settings.pod.app.0;
-        if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
-            match volume.mark_booted() {
-                Ok(()) => {
-                    tracing::info!("{app} starts from its disk for the first time");
-                    if self.plan.input.settings.media.remove && name.contains(WINDOWS) {
-                        volume.remove_media(&self.plan, &self.story);
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!("the first boot of {app} cannot be marked: {error:#}");
-                }
-            }
-            // Nothing else on the volume belongs to another user from here on.
-            if let Err(error) = jail::drop_capabilities(Capabilities::DAC_OVERRIDE) {
-                tracing::warn!("the pod keeps the right to write any file: {error:#}");
-            }
-        }
-        self.story.enter(Phase::Running, &format!("{} starts", name.trim()));
-        let screen = &self.plan.input.settings.screen;
-        tracing::info!("{}", started(app, screen.web.then_some(screen.web_port.0)));
-    }
-
-    fn exit_status(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
-        let app = &self.plan.name();
-        if let Some(signal) = ended.signal() {
-            let root = Path::new("/");
-            let starved = signal == Signal::KILL.as_raw() && host::oom_kills(root) > self.oom_kills;
-            let limited = MemoryLoad::read(root).is_some_and(|load| load.group.is_some());
-            return Err(killed_error(app, signal, starved.then_some(limited)));
-        }
-        let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
-        match mistake {
-            _ if code == 0 => tracing::info!("{app} is off"),
-            // The error is in the log already.
-            Some(mistake) => self.story.failed(&mistake),
-            None => self.story.fail(&[format!("the machine ended with status {code}")]),
-        }
-        Ok(code)
     }
 }
 

@@ -433,6 +433,41 @@ choices! {
     Dockur "dockur";
 }
 
+/// The way in which the machine ends when the pod stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shutdown {
+    /// The guest is asked to shut down.
+    #[default]
+    Ask,
+    /// The machine is switched off.
+    Off,
+    /// The machine is saved on the volume.
+    Suspend,
+}
+
+impl Value for Shutdown {
+    const ACCEPTS: &'static str = "Y, N or suspend";
+    const LENIENT: bool = true;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        match switch(text) {
+            Some(true) => Ok(Self::Ask),
+            Some(false) => Ok(Self::Off),
+            None if text.eq_ignore_ascii_case("suspend") => Ok(Self::Suspend),
+            None => anyhow::bail!("give {}", Self::ACCEPTS),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Ask => "Y",
+            Self::Off => "N",
+            Self::Suspend => "suspend",
+        }
+        .to_owned()
+    }
+}
+
 choices! {
     /// The format of log messages.
     LogFormat:
@@ -448,8 +483,7 @@ choices! {
 pub struct Pod {
     /// Name of the pod, shown on pages and used in file names.
     pub app: FileName,
-    /// Asks the guest to shut down when the pod stops.
-    pub shutdown: bool,
+    pub shutdown: Shutdown,
     /// Seconds that a shutdown may take.
     pub timeout: Within<1, 86400>,
     /// The former name of `timeout`. It takes precedence if both are set.

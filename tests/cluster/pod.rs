@@ -104,17 +104,27 @@ impl Pod {
         }
         let container = container(town, profile, &space, &folder)?;
         fs::write(folder.join("config.json"), container.to_string())?;
-        let log = File::create(folder.join("log"))?;
-        let mut run = runc(&["run", "--bundle"]);
-        run.arg(&folder).arg(id(name)).stdin(Stdio::null());
         let start = Instant::now();
-        let child = run.stdout(log.try_clone()?).stderr(log).spawn().context("runc")?;
+        let child = run(name, &folder)?;
         let mut pod =
             Self { name, address: four(profile.last), space, volume, folder, start, child };
         // The last log line before the guest's first instruction.
         pod.says("vnc: listening at a Unix socket", 1, BOOT)?;
         say!("{name}: the guest's first instruction {:.2} s after the start of runc", pod.age());
         Ok(pod)
+    }
+
+    /// Starts it again after its end, in a new container, without this variable. Its log begins
+    /// anew.
+    pub(crate) fn again(&mut self, without: &str) -> anyhow::Result<()> {
+        let file = self.folder.join("config.json");
+        let mut container: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+        let words = container["process"]["env"].as_array_mut().context("no variables")?;
+        words.retain(|word| *word != without);
+        fs::write(&file, container.to_string())?;
+        self.start = Instant::now();
+        self.child = run(self.name, &self.folder)?;
+        Ok(())
     }
 
     /// Seconds since its start.
@@ -298,6 +308,14 @@ impl Drop for Pod {
 
 fn id(name: &str) -> String {
     format!("transom-{}-{name}", std::process::id())
+}
+
+/// Starts a container with its log in a file.
+fn run(name: &str, folder: &Path) -> anyhow::Result<Child> {
+    let log = File::create(folder.join("log"))?;
+    let mut run = runc(&["run", "--bundle"]);
+    run.arg(folder).arg(id(name)).stdin(Stdio::null());
+    run.stdout(log.try_clone()?).stderr(log).spawn().context("runc")
 }
 
 fn runc(words: &[&str]) -> Command {

@@ -204,8 +204,8 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let file = host_device(&command)?;
     let mut client = Client::connect(Path::new(&path))?;
     let answer = match &command {
-        Command::Snapshot { dir, then } => {
-            snapshot::files::save(&mut client, dir, then.unwrap_or_default())?
+        Command::Snapshot { dir, then, within } => {
+            snapshot::files::save_within(&mut client, dir, then.unwrap_or_default(), *within)?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
     };

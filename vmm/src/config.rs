@@ -207,9 +207,10 @@ options! {
     /// snapshot; devices, processors and memory must be the same, and disks as they were. Memory is
     /// read from the snapshot when the guest uses it, so the folder must stay unchanged until the
     /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
-    /// them. `unchecked` skips the checksums of memory that is not copied. The guest gets a new VM
-    /// Generation ID, unless the machine ended with the snapshot. Restore only your own snapshots.
-    "restore" "DIR[,copy][,unchecked]" restore: Option<Restore>,
+    /// them. `unchecked` skips the checksums of memory that is not copied. With `paused`, the guest
+    /// waits for `vmm ctl resume`. The guest gets a new VM Generation ID, unless the machine ended
+    /// with the snapshot. Restore only your own snapshots.
+    "restore" "DIR[,copy][,unchecked][,paused]" restore: Option<Restore>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }

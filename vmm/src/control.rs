@@ -148,9 +148,12 @@ commands! {
     /// Save the whole machine in a new folder, from which `vmm run --restore DIR` continues. Then
     /// it runs on (`resume`, the default), stays paused, so that its disks can be copied, or ends
     /// (`quit`). A snapshot is of use only with the disks as they were: a disk file that has
-    /// changed since is refused. A machine with a USB device of this host is not saved. In JSON,
-    /// two open files for `machine.json` and `memory` are passed in this order.
-    "snapshot" "DIR [then resume|pause|quit]" Snapshot { dir: PathBuf; then: Then },
+    /// changed since is refused. A machine with a USB device of this host is not saved. With
+    /// `within`, a snapshot that takes longer fails, and the machine continues. In JSON, two open
+    /// files for `machine.json` and `memory` are passed in this order.
+    "snapshot" "DIR [then resume|pause|quit] [within SECONDS]" Snapshot {
+        dir: PathBuf; then: Then, within: u16
+    },
     /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
     /// Switch the machine off at once, without a shutdown of the guest.

@@ -99,14 +99,14 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
-    machine.resume();
+    let paused = waits(&machine);
     let mut main_loop = MainLoop {
         screen,
         machine,
         jail,
         notices,
         typing: Arc::default(),
-        paused: false,
+        paused,
         holds: 0,
         resets: Resets::default(),
         crashes: RateLimit::default(),
@@ -123,6 +123,15 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     drop(main_loop);
     drop(server);
     status
+}
+
+/// Starts the processors, unless they are to wait. Returns whether they do.
+fn waits(machine: &Machine) -> bool {
+    let paused = machine.config.restore.as_ref().is_some_and(|restore| restore.paused);
+    if !paused {
+        machine.resume();
+    }
+    paused
 }
 
 /// The options, and those of the snapshot for options that are not given.

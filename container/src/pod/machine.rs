@@ -22,7 +22,7 @@ use screen::keys::layout;
 use screen::rfb::listen;
 use vmm::config::{
     Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Memory, Parent, Present,
-    UnknownMsr,
+    Restore, UnknownMsr,
 };
 
 use crate::agent;
@@ -76,6 +76,8 @@ pub struct Parts {
     pub card: Option<NetworkCard>,
     /// Its model, if it is not that of ADAPTER.
     pub adapter: Option<Adapter>,
+    /// The suspended machine that continues.
+    pub restore: Option<Restore>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
@@ -126,6 +128,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         // Without the pod, nobody could shut the machine down.
         die_with: Parent::from(rustix::process::getpid()),
         vnc: parts.listeners.clone(),
+        restore: parts.restore.clone(),
         ..Config::default()
     };
     frame(&mut config, settings, sizes);
@@ -143,8 +146,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     input_devices(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
-        let cd = Cd::from(medium.clone());
-        order.extend(insert(&mut config, settings.disk.media.value, &cd)?);
+        order.extend(insert(&mut config, settings.disk.media.value, &medium.clone().into())?);
     }
     for disk in &parts.disks {
         let bus = parts.controller.unwrap_or(settings.disk.controller.value);

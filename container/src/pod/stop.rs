@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use vmm::control::Command;
 
 use super::child::Child;
 use super::machine_client;
+use super::suspend::SuspendFolder;
 use crate::agent::{Agent, AgentError};
 
 /// Interval between presses of the power button. Windows reacts only while a user is logged on, or
@@ -131,12 +133,50 @@ pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, sign
         // The machine does not listen yet, or does not answer any more.
         child.terminate();
     }
+    end(child, off, budget.off).await;
+}
+
+/// The result of an attempt to suspend the machine.
+pub enum Outcome {
+    /// The machine has ended.
+    Suspended,
+    /// A SIGINT is to turn it off at once.
+    Interrupted,
+    /// The machine runs, or does not answer.
+    Failed(anyhow::Error),
+}
+
+/// Suspends the machine. After a failure there is time left to shut it down.
+pub async fn suspend(
+    child: &mut Child,
+    folder: &SuspendFolder,
+    budget: Budget,
+    signals: &mut Signals,
+) -> Outcome {
+    let limit = budget.ask * 2 / 3;
+    let saved = tokio::select! {
+        saved = timeout(budget.ask, folder.save(child, limit)) => saved,
+        () = wait_for_sigint(signals) => return Outcome::Interrupted,
+    };
+    match saved {
+        Ok(Ok(())) => {
+            end(child, Instant::now() + budget.off, budget.off).await;
+            Outcome::Suspended
+        }
+        Ok(Err(error)) => Outcome::Failed(error),
+        Err(_) => Outcome::Failed(anyhow!("the machine does not answer")),
+    }
+}
+
+/// Waits until `off`, and then for some of `more`, for a machine that was asked to end. Kills it if
+/// it does not.
+async fn end(child: &mut Child, off: Instant, more: Duration) {
     // If the answer was late, its announcement needs some time.
-    if timeout_at(off + budget.off / 2, child.end()).await.is_err() {
+    if timeout_at(off + more / 2, child.end()).await.is_err() {
         tracing::warn!("the machine does not end: killing it");
         child.kill();
         // A process that cannot be killed ends with the pod.
-        timeout_at(off + budget.off, child.end()).await.ok();
+        timeout_at(off + more, child.end()).await.ok();
     }
 }
 

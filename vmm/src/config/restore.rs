@@ -17,6 +17,8 @@ pub struct Restore {
     pub dir: PathBuf,
     pub copy: bool,
     pub unchecked: bool,
+    /// The processors wait for `vmm ctl resume`.
+    pub paused: bool,
 }
 
 impl OptionValue for Option<Restore> {

@@ -21,7 +21,7 @@ use crate::control::Then;
 use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::ram;
-use crate::snapshot::memory::Before;
+use crate::snapshot::memory::{Before, Limit};
 use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, memory};
 
 /// The devices of a board, each with its claims.
@@ -97,7 +97,13 @@ impl Snapshot {
 impl Machine {
     /// Saves the machine to these files. The processors must be paused. The devices stay parked
     /// until `unpark`, so that its disks do not change.
-    pub fn save(&mut self, machine: &File, memory: &File, then: Then) -> anyhow::Result<()> {
+    pub fn save(
+        &mut self,
+        machine: &File,
+        memory: &File,
+        then: Then,
+        limit: Limit,
+    ) -> anyhow::Result<()> {
         self.can_be_saved()?;
         if self.parked.is_none() {
             self.board.gather()?;
@@ -105,7 +111,7 @@ impl Machine {
         let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
         self.parked = Some(moment);
         // An interrupt that a device sent before it was parked may reach its processor late.
-        let memory = self.save_memory(memory).context("memory")?;
+        let memory = self.save_memory(memory, limit).context("memory")?;
         let states = self.parked.iter_mut().flat_map(|moment| &mut moment.processors);
         for (vcpu, (state, _)) in self.processors.each().zip(states) {
             vcpu.add_interrupts(state)?;
@@ -307,7 +313,7 @@ impl Machine {
         ram.chain(self.vm.device_memory().into_iter().map(|it| it.contents()))
     }
 
-    fn save_memory(&self, file: &File) -> anyhow::Result<Vec<memory::Part>> {
+    fn save_memory(&self, file: &File, limit: Limit) -> anyhow::Result<Vec<memory::Part>> {
         let places = self.origin.iter().flat_map(|origin| {
             let places = memory::places(&origin.parts);
             places.map(|(at, part)| Before::Saved(&origin.file, at, part))
@@ -315,14 +321,14 @@ impl Machine {
         let places = places.map(Some).chain(std::iter::repeat(None));
         let mut at = 0;
         let mut parts = Vec::new();
+        let mut file = memory::Writer::new(file, limit);
         for (region, before) in self.mappings().zip(places) {
             let before = before.filter(|_| ram::is_saved(&region)).unwrap_or(Before::Zeros);
-            let part = memory::write(file, at, &region, &self.pages, before)?;
+            let part = memory::write(&mut file, at, &region, &self.pages, before)?;
             at += part.bytes;
             parts.push(part);
         }
-        file.set_len(at)?;
-        file.sync_all()?;
+        file.finish(at)?;
         Ok(parts)
     }
 }

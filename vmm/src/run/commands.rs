@@ -23,6 +23,7 @@ use super::{MainLoop, Notice};
 use crate::control::{Command, LinkState, Request, Then};
 use crate::plug;
 use crate::screenshot::{self, Picture};
+use crate::snapshot::memory::Limit;
 use crate::status::Status;
 use crate::viewers::Screen;
 
@@ -42,9 +43,9 @@ impl MainLoop {
             Command::Status => Ok(self.status()),
             Command::Pause => self.stay_paused(),
             Command::Resume => self.resume(),
-            Command::Snapshot { then, .. } => {
+            Command::Snapshot { then, within, .. } => {
                 let then = then.unwrap_or_default();
-                let saved = self.save(&files, then);
+                let saved = self.save(&files, then, *within);
                 status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
                 saved
             }
@@ -152,13 +153,19 @@ impl MainLoop {
 
     /// Saves the machine to the two files that the client passed: for `machine.json`, and for
     /// `memory`.
-    fn save(&mut self, files: &[OwnedFd], then: Then) -> anyhow::Result<Value> {
+    fn save(
+        &mut self,
+        files: &[OwnedFd],
+        then: Then,
+        within: Option<u16>,
+    ) -> anyhow::Result<Value> {
         let [machine, memory] = files else {
             bail!("a snapshot needs two open files: use `vmm ctl snapshot`");
         };
         let copy = |file: &OwnedFd| file.try_clone().map(File::from).context("its files");
         let (machine, memory) = (copy(machine)?, copy(memory)?);
         let start = Instant::now();
+        let limit = Limit::new(within);
         self.settle()?;
         let was_parked = self.machine.is_parked();
         let refused = match (self.end.is_some(), self.holds) {
@@ -170,7 +177,7 @@ impl MainLoop {
             self.resume_if_allowed();
             bail!(refused);
         }
-        let saved = self.machine.save(&machine, &memory, then);
+        let saved = self.machine.save(&machine, &memory, then, limit);
         // A machine that was parked before stays so: its disks may be being copied.
         if !was_parked && (saved.is_err() || then == Then::Resume) {
             self.unpark()?;

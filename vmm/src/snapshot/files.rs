@@ -13,20 +13,52 @@ use serde_json::Value;
 use super::Saved;
 use crate::control::{Client, Command, Then};
 
-pub(super) const MACHINE: &str = "machine.json";
-pub(super) const MEMORY: &str = "memory";
+pub const MACHINE: &str = "machine.json";
+pub const MEMORY: &str = "memory";
 /// The name of the first until it is complete.
-pub(super) const UNFINISHED: &str = "machine.json.unfinished";
+pub const UNFINISHED: &str = "machine.json.unfinished";
 
 /// Saves the machine in a folder, which must be new or empty. Nothing is left of a snapshot that
 /// fails.
 pub fn save(client: &mut Client, dir: &Path, then: Then) -> anyhow::Result<Value> {
+    save_within(client, dir, then, None)
+}
+
+/// Like [`save`], but fails if the machine needs more than these seconds; it then continues.
+pub fn save_within(
+    client: &mut Client,
+    dir: &Path,
+    then: Then,
+    within: Option<u16>,
+) -> anyhow::Result<Value> {
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
-    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then) };
+    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within };
     let answer = client.ask_with(&command, &[machine.as_fd(), memory.as_fd()])?;
     folder.finish().with_context(|| dir.display().to_string())?;
     Ok(answer)
+}
+
+/// Whether the folder holds the snapshot of a machine that ended with it. If its client was
+/// interrupted at the end, the snapshot gets its name here.
+pub fn complete(dir: &Path) -> anyhow::Result<bool> {
+    if !dir.join(MACHINE).exists() {
+        if unfinished(dir).is_none_or(|saved| saved.then != Then::Quit) {
+            return Ok(false);
+        }
+        name(dir).with_context(|| dir.display().to_string())?;
+    }
+    Ok(true)
+}
+
+/// The snapshot that is complete but for its name.
+fn unfinished(dir: &Path) -> Option<Saved> {
+    File::open(dir.join(UNFINISHED)).ok().and_then(|file| Saved::read(file).ok())
+}
+
+fn name(dir: &Path) -> anyhow::Result<()> {
+    fs::rename(dir.join(UNFINISHED), dir.join(MACHINE))?;
+    Ok(File::open(dir)?.sync_all()?)
 }
 
 /// The folder of a snapshot, whose files are removed unless it is finished.
@@ -61,17 +93,14 @@ impl Folder {
     fn finish(mut self) -> anyhow::Result<()> {
         // The machine may have ended with these files: they stay, even if this fails.
         self.finished = true;
-        fs::rename(self.path.join(UNFINISHED), self.path.join(MACHINE))?;
-        Ok(File::open(&self.path)?.sync_all()?)
+        name(&self.path)
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
         // The machine may have ended with this snapshot, and not have answered any more.
-        let whole =
-            || File::open(self.path.join(UNFINISHED)).is_ok_and(|it| Saved::read(it).is_ok());
-        if !self.finished && !whole() {
+        if !self.finished && unfinished(&self.path).is_none() {
             for name in [UNFINISHED, MEMORY] {
                 fs::remove_file(self.path.join(name)).ok();
             }

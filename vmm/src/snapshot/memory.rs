@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,8 @@ use crate::ram;
 /// The bytes that have a checksum together.
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
+/// Bytes that are written before they are made durable, if there is a time limit.
+const SYNCED_BYTES: usize = 32 << 20;
 /// Bytes of /proc/self/pagemap for a page, and its bits: in memory or swapped out; of a file, which
 /// in a private mapping means that it was not written.
 const ENTRY: usize = 8;
@@ -68,9 +71,60 @@ impl Pages {
     }
 }
 
+/// When a snapshot must be complete.
+#[derive(Clone, Copy)]
+pub struct Limit(Option<(Instant, u16)>);
+
+impl Limit {
+    pub fn new(seconds: Option<u16>) -> Self {
+        let of = |seconds| (Instant::now() + Duration::from_secs(u64::from(seconds)), seconds);
+        Self(seconds.map(of))
+    }
+
+    pub fn check(self) -> anyhow::Result<()> {
+        match self.0 {
+            Some((end, seconds)) if Instant::now() >= end => {
+                bail!("it is not complete after {seconds} s: give it more time")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The file that is written, within a limit.
+pub struct Writer<'a> {
+    file: &'a File,
+    limit: Limit,
+    unsynced: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub fn new(file: &'a File, limit: Limit) -> Self {
+        Self { file, limit, unsynced: 0 }
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        self.unsynced += bytes.len();
+        // Without this, all the time would pass in the last sync, which cannot be interrupted.
+        if self.limit.0.is_some() && self.unsynced >= SYNCED_BYTES {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        self.limit.check()
+    }
+
+    /// Gives the file its length, and makes it durable.
+    pub fn finish(self, length: u64) -> anyhow::Result<()> {
+        self.file.set_len(length)?;
+        self.file.sync_all()?;
+        self.limit.check()
+    }
+}
+
 /// Writes a mapping to the file, from this offset on.
 pub fn write(
-    file: &File,
+    file: &mut Writer<'_>,
     offset: u64,
     region: &MmapRegion,
     pages: &Pages,
@@ -107,7 +161,7 @@ pub fn write(
 }
 
 /// Writes the pages that are not zero. Returns the checksum if there are any.
-fn write_chunk(file: &File, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<u32>> {
+fn write_chunk(file: &mut Writer<'_>, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<u32>> {
     let mut at = 0;
     let mut written = false;
     // Pages that follow each other are one write.
@@ -116,7 +170,7 @@ fn write_chunk(file: &File, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<
         let length: usize = run.iter().map(|page| page.len()).sum();
         if !is_zero(run[0]) {
             written = true;
-            file.write_all_at(&chunk[at..at + length], offset + at as u64)?;
+            file.write(&chunk[at..at + length], offset + at as u64)?;
         }
         at += length;
     }
@@ -217,7 +271,8 @@ mod test {
 
         for pages in [Pages::open(), Pages(None)] {
             let (region, file) = (mapping(), tempfile::tempfile().unwrap());
-            let part = write(&file, CHUNK as u64, &region, &pages, Before::Zeros).unwrap();
+            let mut writer = Writer::new(&file, Limit::new(None));
+            let part = write(&mut writer, CHUNK as u64, &region, &pages, Before::Zeros).unwrap();
             let found: Vec<_> = part.checksums.iter().map(Option::is_some).collect();
             assert_eq!(found, [true, false, true, true]);
             assert!(file.metadata().unwrap().blocks() * 512 <= (CHUNK + 4 * PAGE) as u64);
@@ -237,7 +292,8 @@ mod test {
         let offset = vm_memory::FileOffset::new(file, 0);
         let region = MmapRegion::<()>::from_file(offset, CHUNK).unwrap();
         let to = tempfile::tempfile().unwrap();
-        let part = write(&to, 0, &region, &Pages::open(), Before::Zeros).unwrap();
+        let mut writer = Writer::new(&to, Limit::new(None));
+        let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();
         assert_ne!(part.checksums, [None], "pages that nobody has touched yet");
         let mut first = [0; PAGE];
         to.read_exact_at(&mut first, 0).unwrap();
@@ -245,9 +301,21 @@ mod test {
     }
 
     #[test]
+    fn a_snapshot_ends_at_its_limit() {
+        let (region, file) = (mapping(), tempfile::tempfile().unwrap());
+        for (seconds, complete) in [(60, true), (0, false)] {
+            let mut writer = Writer::new(&file, Limit::new(Some(seconds)));
+            let written = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros);
+            assert_eq!(written.is_ok(), complete, "{seconds}");
+            assert_eq!(writer.finish(4 << 20).is_ok(), complete, "{seconds}");
+        }
+    }
+
+    #[test]
     fn damage_is_found_in_data_and_in_holes() {
         let (region, file) = (mapping(), tempfile::tempfile().unwrap());
-        let parts = [write(&file, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
+        let mut writer = Writer::new(&file, Limit::new(None));
+        let parts = [write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
         let damaged = || check(&file, &parts).err().map(|it| it.to_string());
         assert_eq!(damaged(), None);
         for at in [7, CHUNK + 9, 2 * CHUNK, 3 * CHUNK + PAGE - 1] {

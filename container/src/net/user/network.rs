@@ -78,6 +78,12 @@ impl Network {
     /// Called when the guest has connected.
     pub fn plug(&self) {
         self.link.connect(true);
+        // A guest that continues after a suspension may wait for connections before it sends
+        // anything: its answer tells its MAC address.
+        let request =
+            ArpRequest { mac: self.lan.mac, from: self.lan.gateway, wanted: self.lan.guest };
+        let cards = (self.lan.mac, Mac::BROADCAST);
+        self.link.send(|output| write_frame(output, cards, ARP, &request.write()));
         if self.lan.v6.is_some() {
             self.advertise();
         }

@@ -77,15 +77,23 @@ impl ArpRequest {
         Some(Self { mac, from: Ipv4Addr::from(from), wanted: Ipv4Addr::from(wanted) })
     }
 
-    pub fn answer(&self, mac: Mac) -> Vec<u8> {
-        let mut answer = ARP_KINDS.to_vec();
-        answer.extend([0, 2]);
-        answer.extend(mac.0);
-        answer.extend(self.wanted.octets());
-        answer.extend(self.mac.0);
-        answer.extend(self.from.octets());
-        answer
+    pub fn write(&self) -> Vec<u8> {
+        arp(1, (self.mac, self.from), (Mac([0; 6]), self.wanted))
     }
+
+    pub fn answer(&self, mac: Mac) -> Vec<u8> {
+        arp(2, (mac, self.wanted), (self.mac, self.from))
+    }
+}
+
+fn arp(operation: u8, from: (Mac, Ipv4Addr), to: (Mac, Ipv4Addr)) -> Vec<u8> {
+    let mut packet = ARP_KINDS.to_vec();
+    packet.extend([0, operation]);
+    for (mac, address) in [from, to] {
+        packet.extend(mac.0);
+        packet.extend(address.octets());
+    }
+    packet
 }
 
 /// The position of a fragment in its packet.

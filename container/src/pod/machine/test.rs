@@ -32,6 +32,7 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         rescue: Some("/start.iso".into()),
         media: vec![PathBuf::from("/a,b.iso").into()],
         setup_disk: None,
+        restore: None,
         adapter: None,
         control: "/run/vmm.sock".into(),
         agent: "/run/agent.sock".into(),

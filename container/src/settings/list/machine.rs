@@ -62,7 +62,9 @@ pub(super) const POD: &[Variable] = variables! {
     ignored "PLATFORM" = "x64" => "this image is for x64: leave it out";
     /// The address of a support page.
     ignored "SUPPORT" = "" => "pages have no such link: leave it out";
-    /// Asks the guest to shut down when the pod stops.
+    /// Y asks the guest to shut down when the pod stops, and N switches it off. `suspend` saves the
+    /// machine on the volume, and the next start continues it; where that is not possible in time,
+    /// the guest is asked to shut down.
     full "SHUTDOWN" = "Y" (pod.shutdown);
     /// The total time for stopping the pod, in seconds.
     full "TIMEOUT" = "105" (pod.timeout);

@@ -1,0 +1,219 @@
+//! The life of a machine that runs: boot events of its firmware, its end, and signals that stop it.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep};
+use vmm::control::Command;
+
+use super::balloon::Balloon;
+use super::boot_retry::BootRetry;
+use super::child::{BootEvents, Child};
+use super::console::{BootDevice, BootEvent};
+use super::failure::{killed_error, nothing_boots_error};
+use super::stop::{self, Budget, Outcome, Signals};
+use super::suspend::{self, SuspendFolder};
+use super::volume::Volume;
+use super::{Pod, started};
+use crate::jail::{self, Capabilities};
+use crate::settings::Shutdown;
+use crate::settings::host::{self, MemoryLoad};
+use crate::story::Phase;
+
+/// Warn if the firmware has started nothing after this time.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
+const WINDOWS: &str = "Windows Boot Manager";
+
+impl Pod {
+    /// Watches the machine until it is off, or a signal ends it. Returns the exit status.
+    pub(super) async fn watch(
+        &self,
+        mut child: Child,
+        mut events: BootEvents,
+        signals: &mut Signals,
+    ) -> anyhow::Result<u8> {
+        let continues = self.suspend_folder.as_ref().is_some_and(SuspendFolder::has_machine);
+        if let Some(status) = self.wake(&mut child, signals).await? {
+            return Ok(status);
+        }
+        let mut patience = std::pin::pin!(sleep(BOOT_TIMEOUT));
+        // The probe has no firmware that reports booting.
+        let mut started = continues || self.volume.is_none();
+        let mut from_disk = continues;
+        // Whether the guest can be expected to react to a shutdown request.
+        let mut os_boots = started;
+        if continues {
+            self.runs(&format!("{} continues where it was suspended", self.plan.name()));
+        } else if started {
+            self.story.enter(Phase::Running, "The probe runs");
+        }
+        let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
+        let settings = &self.plan.input.settings.balloon;
+        let mut balloon =
+            Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
+        loop {
+            tokio::select! {
+                ended = child.end() => return self.exit_status(ended?, child.last_error().await),
+                Some((event, last)) = events.recv() => {
+                    let waits = boot_retry.handle(&event);
+                    match event {
+                        BootEvent::Starts { name, on } => {
+                            from_disk |= on == BootDevice::Disk;
+                            os_boots =
+                                on == BootDevice::Disk || os_boots && on == BootDevice::Other;
+                            self.on_boot(&name, on, &mut child);
+                            started = true;
+                        }
+                        BootEvent::Nothing if from_disk || waits => os_boots = false,
+                        BootEvent::Nothing => {
+                            child.kill();
+                            return Err(self.nothing_boots(&last));
+                        }
+                    }
+                }
+                () = &mut patience, if !started => {
+                    started = true;
+                    let seconds = BOOT_TIMEOUT.as_secs();
+                    tracing::warn!(
+                        "the firmware has booted nothing for {seconds} s: look at the screen"
+                    );
+                }
+                status = signals.next() => {
+                    drop(boot_retry);
+                    self.stop(&mut child, os_boots, balloon.take(), signals).await;
+                    return Ok(status);
+                }
+            }
+        }
+    }
+
+    /// Restores the suspended machine, and lets its guest continue. Returns the pod's exit status
+    /// if the machine or a signal ended it before.
+    async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Option<u8>> {
+        let Some(folder) = self.suspend_folder.as_ref().filter(|it| it.has_machine()) else {
+            return Ok(None);
+        };
+        let control = child.control().to_owned();
+        let ended = tokio::select! {
+            () = suspend::restored(&control) => None,
+            ended = child.end() => Some(ended),
+            status = signals.next() => {
+                // The machine has not run: its snapshot stays as it is.
+                child.kill();
+                child.end().await?;
+                return Ok(Some(status));
+            }
+        };
+        if let Some(ended) = ended {
+            let why = child.last_error().await;
+            let status = self.exit_status(ended?, why.clone())?;
+            return Err(folder.failure(&why.unwrap_or_else(|| format!("status {status}"))));
+        }
+        folder.remove().context("the suspended machine does not continue")?;
+        child.ask(Command::Resume).await?;
+        let agent = self.agent.clone();
+        tokio::spawn(async move { suspend::set_clock(&agent).await });
+        Ok(None)
+    }
+
+    /// Suspends the machine, or asks its guest to shut down, or switches it off.
+    async fn stop(
+        &self,
+        child: &mut Child,
+        os_boots: bool,
+        balloon: Option<Balloon>,
+        signals: &mut Signals,
+    ) {
+        let (app, pod) = (self.plan.name(), &self.plan.input.settings.pod);
+        let mut budget = Budget::of(pod.timeout.0);
+        let mut asks = pod.shutdown != Shutdown::Off && os_boots;
+        if let (true, Some(folder)) = (asks, &self.suspend_folder)
+            && pod.shutdown == Shutdown::Suspend
+        {
+            self.story.enter(Phase::Stopping, &format!("Suspending {app}…"));
+            let start = Instant::now();
+            match stop::suspend(child, folder, budget, signals).await {
+                Outcome::Suspended => {
+                    return tracing::info!("{app} is suspended: the next start continues it");
+                }
+                Outcome::Interrupted => asks = false,
+                Outcome::Failed(why) => {
+                    self.story.warn(&format!("{app} is shut down, not suspended: {why:#}"));
+                }
+            }
+            budget.ask = budget.ask.saturating_sub(start.elapsed());
+        }
+        self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
+        if let Some(balloon) = balloon {
+            balloon.give_back();
+        }
+        let agent = asks.then_some(&*self.agent);
+        if asks {
+            self.monitors.report_powerdown();
+        }
+        stop::stop(child, budget, agent, signals).await;
+    }
+
+    fn nothing_boots(&self, last: &str) -> anyhow::Error {
+        let boot = self.plan.input.settings.machine.boot;
+        let mark = self.volume.as_ref().and_then(Volume::mark);
+        nothing_boots_error(&self.plan.source, boot, mark.as_deref(), last)
+    }
+
+    fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
+        let disk = on == BootDevice::Disk;
+        if disk {
+            child.unplug_setup_disk();
+        }
+        let app = &self.plan.input.settings.pod.app.0;
+        if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
+            match volume.mark_booted() {
+                Ok(()) => {
+                    tracing::info!("{app} starts from its disk for the first time");
+                    if self.plan.input.settings.media.remove && name.contains(WINDOWS) {
+                        volume.remove_media(&self.plan, &self.story);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("the first boot of {app} cannot be marked: {error:#}");
+                }
+            }
+            // Nothing else on the volume belongs to another user from here on.
+            if let Err(error) = jail::drop_capabilities(Capabilities::DAC_OVERRIDE) {
+                tracing::warn!("the pod keeps the right to write any file: {error:#}");
+            }
+        }
+        self.runs(&format!("{} starts", name.trim()));
+    }
+
+    /// Reports that the guest runs.
+    fn runs(&self, doing: &str) {
+        self.story.enter(Phase::Running, doing);
+        let settings = &self.plan.input.settings;
+        let web_port = settings.screen.web.then_some(settings.screen.web_port.0);
+        tracing::info!("{}", started(&settings.pod.app.0, web_port));
+    }
+
+    fn exit_status(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
+        let app = &self.plan.name();
+        if let Some(signal) = ended.signal() {
+            let root = Path::new("/");
+            let starved = signal == Signal::KILL.as_raw() && host::oom_kills(root) > self.oom_kills;
+            let limited = MemoryLoad::read(root).is_some_and(|load| load.group.is_some());
+            return Err(killed_error(app, signal, starved.then_some(limited)));
+        }
+        let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
+        match mistake {
+            _ if code == 0 => tracing::info!("{app} is off"),
+            // The error is in the log already.
+            Some(mistake) => self.story.failed(&mistake),
+            None => self.story.fail(&[format!("the machine ended with status {code}")]),
+        }
+        Ok(code)
+    }
+}

@@ -1,0 +1,83 @@
+//! A pod that is suspended, and continues in a new container: the guest, its memory, its agent and
+//! its ports.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use rustix::process::Signal;
+use transom_tests::say;
+
+use super::pod::{BOOT, Pod};
+use super::town::{SOON, Town};
+use super::{BUDGET, is_reached};
+
+pub(crate) const WORD: &str = "SHUTDOWN=suspend";
+
+/// The identity of the guest's boot, and a file in its memory.
+const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
+/// How late a clock may be that the agent has set.
+const LATE: u64 = 5;
+
+/// Suspends a pod with `WORD`, and continues it without. A connection of its guest outlives that if
+/// `outlives` is set.
+pub(crate) fn continues(
+    town: &Town,
+    pod: &mut Pod,
+    guest: &str,
+    outlives: bool,
+) -> anyhow::Result<()> {
+    pod.guest(town, "[ -e /data ] || head -c 1000000 /dev/urandom > /data")?;
+    let before = pod.guest(town, MEMORY)?;
+    ensure!(before.lines().count() == 2, "{before}");
+    let mut shell = Shell::open(town, pod)?;
+    shell.says("one")?;
+    let start = Instant::now();
+    pod.signal(Signal::TERM)?;
+    let status = pod.ends(BUDGET)?;
+    let log = pod.log();
+    ensure!(status == 143 && log.contains("Windows is suspended"), "{status}: {log}");
+    say!("{}: suspended in {:.1} s", pod.name, start.elapsed().as_secs_f64());
+    ensure!(pod.volume.join("windows.suspended/machine.json").exists(), "{log}");
+    pod.again(WORD)?;
+    pod.says("Windows continues where it was suspended", 1, BOOT)?;
+    say!("{}: continued {:.1} s after the start of runc", pod.name, pod.age());
+    if outlives {
+        shell.says("two").context("the connection from before")?;
+    }
+    is_reached(town, pod, guest)?;
+    let after = pod.guest(town, MEMORY)?;
+    ensure!(after == before, "{before}, then {after}");
+    ensure!(!pod.volume.join("windows.suspended/machine.json").exists(), "it is still there");
+    pod.until(town, ("/readyz", 200), BOOT)
+}
+
+/// The agent of a guest that has continued sets its clock.
+pub(crate) fn knows_the_time(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
+    pod.says("the guest's agent has set its clock", 1, SOON)?;
+    let theirs: u64 = pod.guest(town, "date +%s")?.trim().parse()?;
+    let ours = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    ensure!(ours.abs_diff(theirs) <= LATE, "the guest's clock is {theirs}, and the host's {ours}");
+    Ok(())
+}
+
+/// A connection from outside to the guest's shell.
+struct Shell(BufReader<TcpStream>);
+
+impl Shell {
+    fn open(town: &Town, pod: &Pod) -> anyhow::Result<Self> {
+        let to = (pod.address, 2222);
+        let stream = town.outside.within(move || Ok(TcpStream::connect(to)?))?;
+        stream.set_read_timeout(Some(SOON))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn says(&mut self, word: &str) -> anyhow::Result<()> {
+        writeln!(self.0.get_mut(), "echo {word}")?;
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        ensure!(line.trim() == word, "{line:?} instead of {word}");
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! A pod that is suspended instead of shut down continues at its next start: with its guest as it
+//! was, and once, whatever happens to the pod in between.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use host::testutil::noise::Noise;
+use rustix::process::Signal;
+use transom_tests::lab::everything;
+use transom_tests::place::{Place, last_line, runs_here, until};
+use transom_tests::program::{PATIENCE, Running, connect};
+use vmm::control::Command;
+
+use super::{probe, stops};
+
+/// The number of kills, and with `TRANSOM_TESTS=all`.
+const KILLS: [usize; 2] = [10, 200];
+/// The longest time before a kill, in microseconds. A suspension of the probe takes about half of
+/// it, and a restoration less.
+const LONGEST: u64 = 300_000;
+
+const SUSPEND: [(&str, &str); 2] = [("SHUTDOWN", "suspend"), ("NETWORK", "user")];
+const CONTINUES: &str = "the probe continues where it was suspended";
+const SUSPENDED: &str = "the probe is suspended: the next start continues it";
+
+type Picture = Vec<u8>;
+
+/// The page of the probe, once it does not change any more.
+fn page(place: &Place) -> Result<Picture> {
+    let mut last = None;
+    until("the page still changes", || {
+        sleep(Duration::from_millis(300));
+        // At first, the machine does not listen, and its display is off.
+        let taken = connect(&place.control()).and_then(|mut machine| machine.screenshot());
+        let now = taken.ok().map(|(_, pixels)| pixels);
+        let same = now.is_some() && last == now;
+        last = now;
+        Ok(same)
+    })?;
+    last.context("no page")
+}
+
+/// A probe that has done all its checks, and its page.
+fn checked(place: &Place, words: &[(&str, &str)]) -> Result<(Running, Picture)> {
+    let mut pod = probe(place, words)?;
+    pod.says("the probe found nothing wrong", 1)?;
+    Ok((pod, page(place)?))
+}
+
+fn types(place: &Place, text: &str) -> Result<()> {
+    connect(&place.control())?.ask(&Command::Type { text: text.into() }).map(drop)
+}
+
+/// The folder of the suspended machine.
+fn folder(place: &Place) -> PathBuf {
+    place.storage().join("windows.suspended")
+}
+
+fn is_suspended(place: &Place) -> bool {
+    folder(place).join("machine.json").exists()
+}
+
+fn continues(place: &Place, more: &[(&str, &str)]) -> Result<Running> {
+    let mut pod = place.start("", &[&[("VERSION", "probe")], more].concat())?;
+    pod.says(CONTINUES, 1)?;
+    Ok(pod)
+}
+
+#[test]
+fn a_suspended_pod_continues_where_it_was() -> Result<()> {
+    if !runs_here("a suspended pod") {
+        return Ok(());
+    }
+    for network in ["nat", "user", "none"] {
+        let place = Place::new("suspended")?;
+        let words = [("SHUTDOWN", "suspend"), ("NETWORK", network)];
+        let (mut pod, _) = checked(&place, &words)?;
+        for text in ["one", "two", "six"] {
+            types(&place, text)?;
+            let before = page(&place)?;
+            stops(&mut pod)?;
+            let said = pod.stdout.text();
+            ensure!(said.contains(SUSPENDED), "{said}{}", pod.stderr.text());
+            for file in ["", "machine.json", "memory"] {
+                let found = fs::metadata(folder(&place).join(file))?;
+                ensure!(found.mode() & 0o077 == 0, "{file:?} has mode {:o}", found.mode());
+            }
+            pod = continues(&place, &words)?;
+            ensure!(!is_suspended(&place), "the snapshot is still there while its guest runs");
+            ensure!(page(&place)? == before, "{network}, {text}: another picture");
+            ensure!(!pod.stdout.text().contains("transom probe"), "{}", pod.stdout.text());
+            types(&place, "x")?;
+            ensure!(page(&place)? != before, "{network}, {text}: the guest does not react");
+        }
+        // Whatever SHUTDOWN is now, a suspended machine continues.
+        stops(&mut pod)?;
+        pod = continues(&place, &[("NETWORK", network)])?;
+        stops(&mut pod)?;
+        ensure!(!is_suspended(&place), "suspended without SHUTDOWN=suspend");
+        // The folder goes with the setting.
+        stops(&mut probe(&place, &[("NETWORK", network)])?)?;
+        place.has_nothing_left()?;
+    }
+    Ok(())
+}
+
+/// Kills pods while they suspend or continue. The next start continues the machine as it was, or
+/// starts as after a power cut, and never continues a machine that ran since.
+#[test]
+fn a_kill_at_any_moment_loses_at_most_what_a_power_cut_does() -> Result<()> {
+    if !runs_here("killed suspended pods") {
+        return Ok(());
+    }
+    let place = Place::new("killed")?;
+    let random = &mut Noise::new(71);
+    let mut counts = [0; 4];
+    for round in 0..KILLS[usize::from(everything())] {
+        let (mut pod, before) = checked(&place, &SUSPEND)?;
+        let resumes = round % 2 == 1;
+        if resumes {
+            stops(&mut pod)?;
+            ensure!(is_suspended(&place), "{}", pod.stdout.text());
+            pod = place.start("", &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+        } else {
+            pod.signal(Signal::TERM)?;
+        }
+        sleep(Duration::from_micros(random.below(LONGEST)));
+        pod.signal(Signal::KILL)?;
+        pod.wait(PATIENCE)?;
+        let ran = pod.stdout.text().contains(CONTINUES);
+        let mut next = place.start("", &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+        until("it neither starts nor continues", || {
+            let said = next.stdout.text();
+            Ok(said.contains(CONTINUES) || said.contains("The probe runs"))
+        })?;
+        let continued = next.stdout.text().contains(CONTINUES);
+        ensure!(!(ran && continued), "{round}: continued twice: {}", pod.stdout.text());
+        if continued {
+            ensure!(page(&place)? == before, "{round}: another picture");
+        }
+        counts[usize::from(resumes) * 2 + usize::from(continued)] += 1;
+        next.signal(Signal::KILL)?;
+        next.wait(PATIENCE)?;
+    }
+    println!(
+        "killed while suspending: {} started anew, {} continued; while continuing: {}, {}",
+        counts[0], counts[1], counts[2], counts[3]
+    );
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_cannot_be_suspended_shuts_down() -> Result<()> {
+    if !runs_here("pods that cannot be suspended") {
+        return Ok(());
+    }
+    let place = Place::new("small")?;
+    let start = |first: &str| {
+        let mut pod = place.start(first, &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+        pod.says("The probe runs", 1)?;
+        anyhow::Ok(pod)
+    };
+    for (first, words) in [
+        ("mount -t tmpfs -o size=40m tmpfs /mnt", "are free: enlarge the volume"),
+        ("mount -t tmpfs -o ro tmpfs /mnt", "the machine cannot be suspended: "),
+    ] {
+        for _ in 0..2 {
+            let mut pod = start(first)?;
+            page(&place)?;
+            stops(&mut pod)?;
+            let said = pod.stdout.text();
+            ensure!(said.contains(words), "{first}: {said}");
+            ensure!(!said.contains(SUSPENDED), "{first}: {said}");
+        }
+    }
+    Ok(())
+}
+
+/// What cannot continue is refused in a sentence, and stays on the volume.
+#[test]
+fn a_machine_that_cannot_continue_is_kept() -> Result<()> {
+    if !runs_here("suspended machines that cannot continue") {
+        return Ok(());
+    }
+    let place = Place::new("kept")?;
+    let words = [&SUSPEND[..], &[("CPU_CORES", "1")]].concat();
+    let (mut pod, before) = checked(&place, &words)?;
+    stops(&mut pod)?;
+    let refuses = |more: &[(&str, &str)], text: &str| {
+        let mut pod = place.start("", &[&[("VERSION", "probe")], &words[..], more].concat())?;
+        let status = pod.wait(PATIENCE)?;
+        let said = last_line(&pod);
+        let way_out = said.contains("remove /mnt/windows.suspended");
+        ensure!(status == 66 && said.contains(text) && way_out, "{status}: {said}");
+        ensure!(is_suspended(&place), "it is gone");
+        Ok(())
+    };
+    refuses(&[("RAM_SIZE", "96M")], "other parts of memory")?;
+    refuses(&[("CPU_CORES", "2")], "processors")?;
+    refuses(&[("HPET", "Y")], "hpet")?;
+    let memory = File::options().read(true).write(true).open(folder(&place).join("memory"))?;
+    let mut byte = [0];
+    let at = data(&memory)?;
+    memory.read_exact_at(&mut byte, at)?;
+    memory.write_all_at(&[byte[0] ^ 1], at)?;
+    refuses(&[], "damaged")?;
+    memory.write_all_at(&byte, at)?;
+    let mut pod = continues(&place, &words)?;
+    ensure!(page(&place)? == before, "another picture");
+    stops(&mut pod)?;
+    fs::remove_dir_all(folder(&place))?;
+    stops(&mut probe(&place, &[])?)
+}
+
+/// The first byte of the file that is not in a hole.
+fn data(file: &File) -> Result<u64> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)).context("no data")
+}
