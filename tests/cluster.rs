@@ -232,12 +232,18 @@ fn has_secure_boot_as_configured(profile: &Profile, pod: &Pod) -> anyhow::Result
 /// The connection request of a remote desktop client (MS-RDPBCGR 2.2.1.1).
 const REQUEST: [u8; 19] = [3, 0, 0, 19, 14, 0xe0, 0, 0, 0, 0, 0, 1, 0, 8, 0, 3, 0, 0, 0];
 
-fn is_reached(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+/// The guest's remote desktop answers outside hosts.
+fn has_desktop(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
     let desktop = town.outside.ask((pod.address, 3389), REQUEST)?;
     ensure!(desktop.get(5) == Some(&0xd0) && desktop.len() > 19, "3389: {desktop:?}");
-    let name = text(desktop[19..].to_vec());
+    let name = String::from_utf8_lossy(&desktop[19..]);
     ensure!(name.trim() == guest, "reached the desktop of {name:?}, not of {guest}");
+    Ok(())
+}
+
+fn is_reached(town: &Town, pod: &Pod, guest: &str) -> anyhow::Result<()> {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    has_desktop(town, pod, guest)?;
     let said = text(town.outside.ask((pod.address, 8443), "")?);
     ensure!(said.trim() == format!("guest {guest}"), "8443: {said:?}");
     let said = town.outside.call((pod.address, 5000), "hello\n")?;

@@ -18,8 +18,8 @@ use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::tpm::Swtpm;
 use transom_tests::uefi::{self, Shell};
+use vmm::control::snapshot::save;
 use vmm::control::{Client, Then};
-use vmm::snapshot::files::save;
 
 const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);

@@ -11,7 +11,7 @@ use transom_tests::say;
 
 use super::pod::{BOOT, Pod};
 use super::town::{SOON, Town};
-use super::{BUDGET, is_reached};
+use super::{BUDGET, has_desktop};
 
 pub(crate) const WORD: &str = "SHUTDOWN=suspend";
 
@@ -46,7 +46,7 @@ pub(crate) fn continues(
     if outlives {
         shell.says("two").context("the connection from before")?;
     }
-    is_reached(town, pod, guest)?;
+    has_desktop(town, pod, guest)?;
     let after = pod.guest(town, MEMORY)?;
     ensure!(after == before, "{before}, then {after}");
     ensure!(!pod.volume.join("windows.suspended/machine.json").exists(), "it is still there");

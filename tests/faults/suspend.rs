@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use transom_tests::lab::everything;
 use transom_tests::place::{Place, last_line, runs_here, until};
 use transom_tests::program::{PATIENCE, Running, connect};
+use transom_tests::say;
 use vmm::control::Command;
 
 use super::{probe, stops};
@@ -146,9 +147,12 @@ fn a_kill_at_any_moment_loses_at_most_what_a_power_cut_does() -> Result<()> {
         next.signal(Signal::KILL)?;
         next.wait(PATIENCE)?;
     }
-    println!(
+    say!(
         "killed while suspending: {} started anew, {} continued; while continuing: {}, {}",
-        counts[0], counts[1], counts[2], counts[3]
+        counts[0],
+        counts[1],
+        counts[2],
+        counts[3]
     );
     Ok(())
 }
@@ -180,7 +184,7 @@ fn a_pod_that_cannot_be_suspended_shuts_down() -> Result<()> {
     Ok(())
 }
 
-/// What cannot continue is refused in a sentence, and stays on the volume.
+/// A machine that cannot continue is refused in a sentence, and stays on the volume.
 #[test]
 fn a_machine_that_cannot_continue_is_kept() -> Result<()> {
     if !runs_here("suspended machines that cannot continue") {

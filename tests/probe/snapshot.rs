@@ -12,9 +12,9 @@ use serde_json::Value;
 use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
+use vmm::control::snapshot::save;
 use vmm::control::{Command, Then};
 use vmm::kvm::KvmSupport;
-use vmm::snapshot::files::save;
 
 use crate::runs_here;
 

@@ -18,7 +18,7 @@ use crate::doctor::Targets;
 use crate::machine::inspect;
 use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
-use crate::{doctor, reference, run, screenshot, snapshot};
+use crate::{control, doctor, reference, run, screenshot};
 use host::keyvalue;
 
 /// The file of `doctor --run`, if the command line names none.
@@ -205,7 +205,7 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let mut client = Client::connect(Path::new(&path))?;
     let answer = match &command {
         Command::Snapshot { dir, then, within } => {
-            snapshot::files::save_within(&mut client, dir, then.unwrap_or_default(), *within)?
+            control::snapshot::save_within(&mut client, dir, then.unwrap_or_default(), *within)?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
     };

@@ -9,6 +9,7 @@
 
 pub mod host_usb;
 mod passing;
+pub mod snapshot;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::screenshot::{self, Picture};
+pub use crate::snapshot::Then;
 use host::keyvalue;
 use host::size::Size;
 use screen::keys::Combination;
@@ -165,16 +167,6 @@ commands! {
 #[serde(rename_all = "lowercase")]
 pub enum Force {
     Force,
-}
-
-/// The machine's state after a snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Then {
-    #[default]
-    Resume,
-    Pause,
-    Quit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

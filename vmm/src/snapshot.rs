@@ -5,7 +5,6 @@
 //! rest. It gets its name last, so a folder without it holds no snapshot. Snapshots are as secret
 //! as the guest's memory: only their owner can read them.
 
-pub mod files;
 pub mod memory;
 
 use std::fs::{File, Metadata};
@@ -23,10 +22,15 @@ use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
 
 use self::memory::Part;
 use crate::config::{Config, Memory, Restore};
-use crate::control::Then;
 use crate::hyperv;
 use crate::kvm::{state, vm};
 use crate::ram;
+
+/// The files of a snapshot.
+pub const MACHINE: &str = "machine.json";
+pub const MEMORY: &str = "memory";
+/// The name of the first until it is complete.
+pub const UNFINISHED: &str = "machine.json.unfinished";
 
 /// The only format that this version writes and reads. A change of what `Saved` means needs a new
 /// number.
@@ -34,6 +38,16 @@ const FORMAT: u32 = 1;
 /// The limit for the first line, and for the rest of the file.
 const MAX_HEADER: usize = 256;
 const MAX_STATE: u64 = 256 << 20;
+
+/// The machine's state after a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Then {
+    #[default]
+    Resume,
+    Pause,
+    Quit,
+}
 
 #[derive(Serialize, Deserialize)]
 struct Header {
@@ -85,7 +99,7 @@ impl Saved {
         file.write_all(&text).and_then(|()| file.sync_all()).context("machine.json")
     }
 
-    fn read(mut from: impl Read) -> anyhow::Result<Self> {
+    pub fn read(mut from: impl Read) -> anyhow::Result<Self> {
         let mut text = Vec::new();
         from.by_ref().take(MAX_STATE).read_to_end(&mut text)?;
         let end = text.iter().take(MAX_HEADER).position(|byte| *byte == b'\n');
@@ -126,15 +140,15 @@ impl Snapshot {
     }
 
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
-        let file = match File::open(from.dir.join(files::MACHINE)) {
+        let file = match File::open(from.dir.join(MACHINE)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 bail!("{}", missing(&from.dir))
             }
-            other => other.context(files::MACHINE)?,
+            other => other.context(MACHINE)?,
         };
-        let saved = Saved::read(file).context(files::MACHINE)?;
-        let memory = File::open(from.dir.join(files::MEMORY)).context(files::MEMORY)?;
-        memory::check_length(&memory, &saved.memory).context(files::MEMORY)?;
+        let saved = Saved::read(file).context(MACHINE)?;
+        let memory = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
+        memory::check_length(&memory, &saved.memory).context(MEMORY)?;
         Ok(Self { saved, memory, from: from.clone() })
     }
 
@@ -143,7 +157,7 @@ impl Snapshot {
         if self.from.unchecked || self.from.copy {
             return Ok(());
         }
-        let checked = memory::check(&self.memory, &self.saved.memory).context(files::MEMORY);
+        let checked = memory::check(&self.memory, &self.saved.memory).context(MEMORY);
         checked.with_context(|| format!("--restore {}", self.from.dir.display()))
     }
 
@@ -172,7 +186,7 @@ impl Snapshot {
 
 /// The reason why a folder has no snapshot.
 fn missing(dir: &Path) -> String {
-    let (name, unfinished) = (files::MACHINE, files::UNFINISHED);
+    let (name, unfinished) = (MACHINE, UNFINISHED);
     let sentence =
         format!("there is no complete snapshot: `{name}` is missing, which is written last");
     if dir.join(unfinished).exists() {

@@ -15,8 +15,8 @@ use ::host::size::Size;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
 use vmm::config::Restore;
+use vmm::control::snapshot as files;
 use vmm::control::{Client, Command, Then};
-use vmm::snapshot::files;
 
 use super::child::Child;
 use super::machine_client;

@@ -17,12 +17,11 @@ use vm_memory::{GuestMemoryBackend as _, GuestRegionMmap, MmapRegion};
 
 use super::{Machine, Plan};
 use crate::config::Config;
-use crate::control::Then;
 use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
-use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, memory};
+use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory};
 
 /// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {

@@ -10,13 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use super::Saved;
-use crate::control::{Client, Command, Then};
-
-pub const MACHINE: &str = "machine.json";
-pub const MEMORY: &str = "memory";
-/// The name of the first until it is complete.
-pub const UNFINISHED: &str = "machine.json.unfinished";
+use super::{Client, Command, Then};
+use crate::snapshot::Saved;
+pub use crate::snapshot::{MACHINE, MEMORY, UNFINISHED};
 
 /// Saves the machine in a folder, which must be new or empty. Nothing is left of a snapshot that
 /// fails.
