@@ -142,12 +142,12 @@ mod test {
 
     #[test]
     fn shadow_stacks_are_hidden_and_branch_tracking_keeps_its_state() {
-        for (tracking, left) in [(0, u32::MAX & !CONTROL_FLOW), (BRANCH_TRACKING, u32::MAX)] {
+        for (tracking, left) in [(0, !CONTROL_FLOW), (BRANCH_TRACKING, u32::MAX)] {
             let mut leaves =
                 [(7, 0), (0xd, 1), (0xd, 11)].map(|it| Leaf { index: it.1, ..leaf(it.0, 8) });
             leaves[0].edx = tracking;
             hide_shadow_stacks(&mut leaves);
-            assert_eq!((leaves[0].ecx, leaves[0].edx), (u32::MAX & !SHADOW_STACKS, tracking));
+            assert_eq!((leaves[0].ecx, leaves[0].edx), (!SHADOW_STACKS, tracking));
             assert_eq!(leaves[1].ecx, left);
             assert_eq!(leaves[2].eax, if tracking == 0 { 0 } else { 8 });
         }
