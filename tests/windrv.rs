@@ -18,8 +18,10 @@ mod netkvm;
 mod qemu;
 #[path = "windrv/report.rs"]
 mod report;
+#[path = "windrv/snapshots.rs"]
+mod snapshots;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use std::{fs, iter};
@@ -131,45 +133,60 @@ mod vioscsi {
 
 /// The machine's memory, and words for the guest.
 type Memory = (&'static str, &'static str);
-const LOW: Memory = ("256M", "");
-const HIGH: Memory = ("5G", kmdf::HIGH);
+const LOW: Memory = ("256M", " host=vmm");
+const HIGH: Memory = ("5G", " host=vmm heap=high");
 
 /// Starts the guest with one disk, and checks its report and the disk.
 fn run(driver: Driver, mode: &str, kind: Kind) -> Result<()> {
     run_in(driver, mode, kind, LOW)
 }
 
-fn run_in(driver: Driver, mode: &str, kind: Kind, memory: Memory) -> Result<()> {
+fn run_in(driver: Driver, mode: &str, kind: Kind, (memory, words): Memory) -> Result<()> {
     let Some(image) = image::image()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
-    let disk = folder.path().join("disk.img");
-    fs::write(&disk, original(0, DISK)).with_context(|| disk.display().to_string())?;
+    let (control, disk) = (folder.path().join("control"), new_disk(folder.path())?);
     let device = format!("path={},{}", disk.display(), kind.words());
-    let output = boot(image, driver, mode, memory, &device)?;
-    let outcome = Report::read(&output).and_then(|it| it.judge(kind.checks(driver, mode)));
-    let grows = kind != Kind::ReadOnly && mode != "dump";
-    let outcome = outcome.and_then(|()| found_on(&disk, kind, grows));
-    outcome.with_context(|| format!("{}.{mode} with {}:\n{output}", driver.name, kind.words()))
-}
-
-fn boot(image: &Path, driver: Driver, mode: &str, memory: Memory, disk: &str) -> Result<String> {
-    let Driver { name, device } = driver;
-    let (memory, words) = memory;
-    let cpus = drivers::processors(mode).to_string();
-    let words = format!("driver={name} host=vmm mode={mode} processors={cpus}{words}");
-    let folder = tempfile::tempdir()?;
-    let control = folder.path().join("control");
-    let device = format!("{device},queues=4,serial={},{disk}", kmdf::DISK);
-    let mut machine = Command::new(vmm());
-    machine.args(["run", "--memory", memory, "--cpus", &cpus, "--display", "none"]);
-    machine.args(["--serial", "stdio", "--accept-emulation", "--device", &device]);
-    machine.args(["--cmdline", &words, "--kernel"]);
-    machine.arg(image).arg("--control").arg(&control);
-    let mut guest = Running::spawn(&mut machine)?;
+    let mut guest =
+        Machine { driver, mode, memory, words, disk: &device }.start(image, &control)?;
     let status = kmdf::obey(&mut guest, &control)?;
     let (output, log) = (guest.stdout.text(), guest.stderr.text());
     ensure!(status == 0, "vmm ended with status {status}:\n{output}\n{log}");
-    Ok(output)
+    let outcome = Report::read(&output).and_then(|it| it.judge(kind.checks(driver, mode)));
+    let grows = kind != Kind::ReadOnly && mode != "dump";
+    let outcome = outcome.and_then(|()| found_on(&disk, kind, FINAL_BLOCKS, grows));
+    outcome.with_context(|| format!("{}.{mode} with {}:\n{output}", driver.name, kind.words()))
+}
+
+/// A machine with one disk.
+struct Machine<'a> {
+    driver: Driver,
+    mode: &'a str,
+    memory: &'a str,
+    /// Further words for the guest.
+    words: &'a str,
+    /// The disk's options.
+    disk: &'a str,
+}
+
+impl Machine<'_> {
+    fn start(&self, image: &Path, control: &Path) -> Result<Running> {
+        let Self { driver: Driver { name, device }, mode, memory, words, disk } = self;
+        let cpus = drivers::processors(mode).to_string();
+        let words = format!("driver={name} mode={mode} processors={cpus}{words}");
+        let device = format!("{device},queues=4,serial={},{disk}", kmdf::DISK);
+        let mut machine = Command::new(vmm());
+        machine.args(["run", "--memory", memory, "--cpus", &cpus, "--display", "none"]);
+        machine.args(["--serial", "stdio", "--accept-emulation", "--device", &device]);
+        machine.args(["--cmdline", &words, "--kernel"]);
+        Running::spawn(machine.arg(image).arg("--control").arg(control))
+    }
+}
+
+/// A disk with its initial content.
+fn new_disk(folder: &Path) -> Result<PathBuf> {
+    let disk = folder.join("disk.img");
+    fs::write(&disk, original(0, DISK)).with_context(|| disk.display().to_string())?;
+    Ok(disk)
 }
 
 /// The initial content of the disk between two offsets: each 8 bytes have their own offset, so that
@@ -178,9 +195,9 @@ fn original(from: usize, to: usize) -> Vec<u8> {
     (from..to).step_by(8).flat_map(|offset| (offset as u64).to_le_bytes()).collect()
 }
 
-/// Checks that the guest's last blocks are at their place, and that the bytes after them are
+/// Checks that the guest's last `blocks` are at their place, and that the bytes after them are
 /// unchanged. A disk that grew has zeros and, at its end, blocks of the guest.
-fn found_on(disk: &Path, kind: Kind, grows: bool) -> Result<()> {
+fn found_on(disk: &Path, kind: Kind, blocks: usize, grows: bool) -> Result<()> {
     let found = fs::read(disk).with_context(|| disk.display().to_string())?;
     let size = DISK + if grows { GROWTH } else { 0 };
     ensure!(found.len() == size, "the disk has {} bytes, not {size}", found.len());
@@ -189,7 +206,7 @@ fn found_on(disk: &Path, kind: Kind, grows: bool) -> Result<()> {
         _ => (REGION, original(REGION, DISK)),
     };
     if kind != Kind::ReadOnly {
-        let written = &mut wanted[..FINAL_BLOCKS * kind.sector()];
+        let written = &mut wanted[..blocks * kind.sector()];
         written.iter_mut().for_each(|byte| *byte = !*byte);
     }
     if grows {

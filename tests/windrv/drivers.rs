@@ -31,8 +31,8 @@ pub(crate) const DRIVERS: &[Driver] = &[
     Driver { name: "viostor", modes: STORAGE, checks: 64, more: 0 },
     Driver { name: "vioscsi", modes: STORAGE, checks: 63, more: 0 },
 ];
-const KMDF: &[&str] = &["msix", "wire", "smp2", "smp4", "smp_wire4"];
-const STORAGE: &[&str] =
+pub(crate) const KMDF: &[&str] = &["msix", "wire", "smp2", "smp4", "smp_wire4"];
+pub(crate) const STORAGE: &[&str] =
     &["msix4", "late4", "msix1", "few", "one", "wire", "smp2", "smp4", "smp_late4"];
 
 /// The number of processors that the machine has in a mode.

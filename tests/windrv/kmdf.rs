@@ -30,7 +30,7 @@ const PORT: &str = "virtio-serial,name=org.qemu.guest_agent.0,to=socket:";
 pub(crate) const HIGH: &str = " heap=high";
 
 /// A machine with one device for one driver.
-struct Machine {
+pub(crate) struct Machine {
     driver: &'static str,
     mode: &'static str,
     device: &'static str,
@@ -38,7 +38,7 @@ struct Machine {
     /// Further words for the guest.
     words: &'static str,
     /// The minimum number of checks.
-    checks: usize,
+    pub(crate) checks: usize,
 }
 
 /// A machine with a named port, whose socket is in the test's folder.
@@ -90,6 +90,10 @@ fn viorng_with_a_message() -> Result<()> {
 #[test]
 fn viorng_with_intx() -> Result<()> {
     Machine { mode: "wire", ..RANDOM }.run()
+}
+
+pub(crate) fn random(mode: &'static str) -> Machine {
+    Machine { mode, ..RANDOM }
 }
 
 /// The INF file of the balloon does not ask for messages.
@@ -161,7 +165,7 @@ impl Machine {
         Report::read(&output).and_then(|it| it.judge(self.checks)).with_context(everything)
     }
 
-    fn start(&self, image: &Path, control: &Path, socket: &Path) -> Result<Running> {
+    pub(crate) fn start(&self, image: &Path, control: &Path, socket: &Path) -> Result<Running> {
         let Self { driver, mode, device, memory, words, .. } = self;
         let cpus = drivers::processors(mode).to_string();
         let socket = if *device == PORT { socket.display().to_string() } else { String::new() };
@@ -210,14 +214,14 @@ pub(crate) fn obey(guest: &mut Running, control: &Path) -> Result<i32> {
 }
 
 /// The operator of the machine.
-struct Host {
+pub(crate) struct Host {
     client: Client,
     /// The memory without a balloon, once it is known.
     memory: Option<u64>,
 }
 
 impl Host {
-    fn connect(control: &Path) -> Result<Self> {
+    pub(crate) fn connect(control: &Path) -> Result<Self> {
         Ok(Self { client: connect(control)?, memory: None })
     }
 
@@ -235,7 +239,7 @@ impl Host {
         state["actual"].as_u64().with_context(|| state.to_string())
     }
 
-    fn obey(&mut self, line: &str) -> Result<()> {
+    pub(crate) fn obey(&mut self, line: &str) -> Result<()> {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["statistics", ref values @ ..] => self.compare(values),
             ["set", pages] => self.set(pages.parse()?).map(|_| ()),

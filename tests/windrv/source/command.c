@@ -43,6 +43,8 @@ static void prepare(Request *request, u32 function, u32 direction, u32 length)
 static void send_and_wait(Request *request)
 {
     submit(disk.adapter, request);
+    if (disk.sent)
+        disk.sent();
     if (!wait_until_idle(disk.adapter, disk.seconds)) {
         io.lost = disk.adapter->queue.outstanding;
         give_up("command");

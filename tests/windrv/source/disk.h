@@ -26,6 +26,7 @@ typedef struct {
     u32 seconds;     /* the time limit for an answer */
     u32 attentions;  /* unit attentions so far */
     u32 resetting;   /* the last reset may still meet a request */
+    void (*sent)(void); /* called after requests were sent, before their answers are taken */
 } Disk;
 extern Disk disk;
 extern Request *requests[MAX_REQUESTS];
@@ -107,7 +108,7 @@ void set_prefix(const char *driver, const char *mode);
 void check(int good, const char *name, const char *format, ...);
 
 /* The checks: identify.c, mode.c, load.c, unmap.c, recover.c,
- * together.c, remove.c. */
+ * together.c, remove.c, saved.c. */
 void inquiry(void);
 void capacity(void);
 void class_commands(void);
@@ -129,15 +130,20 @@ void mixed128(void);
 void flood(void);
 /* A random request in slice `number` of the disk. */
 void start_random(u32 number, u32 slice, u32 max_blocks);
+/* Waits until one of the first `depth` requests is done. */
+void wait_for_any(const char *name, u32 depth);
 void together(void);
 void everything(void);
 void final(void);
 void unmap(void);
+/* Unmaps `ranges` stripes from `first` on, except for a margin at both ends of each. */
+int send_unmap(u32 first, u32 ranges);
 /* The number of blocks; 0 if the command failed. */
 u64 read_capacity(void);
 void grow(void);
 void resets(void);
 void removals(void);
 void restart(void);
+void saved(void);
 
 #endif

@@ -148,8 +148,7 @@ void start_random(u32 number, u32 slice, u32 max_blocks)
     transfer(requests[number], it);
 }
 
-/* Waits until one of the first `depth` requests is done. */
-static void wait_for_any(const char *name, u32 depth)
+void wait_for_any(const char *name, u32 depth)
 {
     Adapter *adapter = disk.adapter;
     u64 end = microseconds() + disk.seconds * 1000000ull;

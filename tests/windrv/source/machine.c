@@ -14,7 +14,8 @@ enum { COM1_INTERRUPTS = 0x3f9, COM1_FIFO = 0x3fa, COM1_LINE = 0x3fb };
 enum { PIC1_MASK = 0x21, PIC2_MASK = 0xa1 };
 /* Intel ICH9: the LPC bridge's ACPI base and control; the offsets of PM1_CNT and PM_TMR. */
 enum { LPC_PMBASE = 0x40, LPC_ACPI_CNTL = 0x44, PM1_CNT = 4, PM_TMR = 8 };
-enum { PM1_SLEEP_ENABLE = 0x2000, PM_TMR_HZ = 3579545 };
+/* PM1_STS is the first register; writing a one clears its bit. */
+enum { PM1_POWER_BUTTON = 0x100, PM1_SLEEP_ENABLE = 0x2000, PM_TMR_HZ = 3579545 };
 
 /* Registers of the local APIC. */
 #define APIC(at) (*(volatile u32 *)(0xfee00000ull + (at)))
@@ -207,6 +208,14 @@ void processor_wake(u32 number)
 u64 microseconds(void)
 {
     return (cycles() - start_cycles) * 1000 / cycles_per_millisecond;
+}
+
+int power_button(void)
+{
+    int pressed = in16(pmbase) & PM1_POWER_BUTTON;
+    if (pressed)
+        out16(pmbase, PM1_POWER_BUTTON);
+    return pressed != 0;
 }
 
 int machine_memory(u32 number, u64 *start, u64 *length)

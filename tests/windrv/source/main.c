@@ -224,6 +224,17 @@ static void run_checks(void)
     }
 }
 
+/* The checks of a machine that is saved again and again (`saves=`). */
+static void (*const SAVED_CHECKS[])(void) = {
+    inquiry, capacity, mode_pages, original, saved, check_interrupts, everything, final, check_port,
+};
+
+static void run_saved_checks(void)
+{
+    for (u32 i = 0; i < sizeof SAVED_CHECKS / sizeof *SAVED_CHECKS; i++)
+        SAVED_CHECKS[i]();
+}
+
 static void run(const struct Driver *driver, const struct NamedMode *mode)
 {
     u64 mark = allocated(), begin = microseconds();
@@ -241,7 +252,10 @@ static void run(const struct Driver *driver, const struct NamedMode *mode)
     }
     if (driver_start()) {
         prepare(driver);
-        run_checks();
+        if (option("saves"))
+            run_saved_checks();
+        else
+            run_checks();
         check(adapter_control(ScsiStopAdapter), "stop", "ms=%llu", (microseconds() - begin) / 1000);
     }
     adapter_stop(&adapter);

@@ -157,6 +157,8 @@ void wait_all(u32 count)
 {
     for (int again = 1; again;) {
         again = 0;
+        if (disk.sent)
+            disk.sent();
         /* A late request counts as lost: it was found without its interrupt. */
         io.lost += !wait_until_idle(disk.adapter, disk.seconds);
         for (u32 i = 0; i < count; i++)

@@ -15,8 +15,7 @@ static u64 stripe(u32 number)
     return start + number * stripe_blocks();
 }
 
-/* Unmaps `ranges` stripes from `first` on, except for a margin at both ends of each. */
-static int send_unmap(u32 first, u32 ranges)
+int send_unmap(u32 first, u32 ranges)
 {
     u32 length = LIST_HEADER + DESCRIPTOR * ranges;
     memset(scratch, 0, length);
