@@ -31,4 +31,5 @@ pub mod source;
 pub mod state;
 pub mod status;
 pub mod story;
+pub mod suspended;
 pub mod web;

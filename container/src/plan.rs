@@ -34,6 +34,7 @@ use crate::setup_disk::{self, UsersFiles};
 use crate::source::Source;
 use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
+use crate::suspended;
 
 use self::unattended::Unattended;
 
@@ -45,6 +46,8 @@ const CUSTOM: [&str; 2] = ["custom.iso", "boot.iso"];
 pub struct Plan {
     pub input: ParsedEnvironment,
     pub sizes: Sizes,
+    /// A machine is suspended on the volume, and continues.
+    pub suspended: bool,
     pub source: Source,
     /// The state of the volume, and the next step. `None` for the probe, which needs no volume.
     pub next: Option<Next>,
@@ -76,7 +79,7 @@ impl Plan {
             Version::Probe => Ok(None),
             _ => decide(&input, root, disk.as_ref()).map(Some),
         };
-        let ((sizes, notes), decided) = match (settled, decided) {
+        let ((mut sizes, notes), decided) = match (settled, decided) {
             (Ok(settled), Ok(decided)) => (settled, decided),
             (settled, decided) => {
                 let mistakes = settled.err().into_iter().chain(decided.err());
@@ -103,14 +106,18 @@ impl Plan {
         }
         let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
+        let suspended = suspended::find(&input.settings, root);
+        let kept = suspended.as_ref().and_then(|it| suspended::keep_sizes(&mut sizes, it));
         let mut warnings = input.warnings.clone();
+        warnings.extend(kept);
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
         let unattended = Unattended::of(&input, &source, media.as_ref(), root)
             .map_err(|error| status::with(Status::Setup, error))?
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
-        let mut plan = Self { input, sizes, source, next, media, unattended, warnings };
+        let suspended = suspended.is_some();
+        let mut plan = Self { input, sizes, suspended, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
@@ -348,6 +355,9 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
     writeln!(text, "runs: {}", plan.description()).expect("a string takes all");
+    if plan.suspended {
+        writeln!(text, "continues: the machine is suspended").expect("a string takes all");
+    }
     if let Some(next) = &plan.next {
         writeln!(text, "because: {}", next.step.reason()).expect("a string takes all");
     }
@@ -402,6 +412,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "memory": plan.sizes.memory,
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
+                "suspended": plan.suspended,
                 "source": { "kind": kind, "is": plan.description() },
                 "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),

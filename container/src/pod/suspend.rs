@@ -29,6 +29,7 @@ use crate::settings::host;
 use crate::settings::value::Value as _;
 use crate::source::Source;
 use crate::status::{Failure, Status};
+use crate::suspended;
 
 /// Interval at which the machine is asked whether it is there again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -58,10 +59,9 @@ impl SuspendFolder {
     /// suspended, or is not to be. `root` contains the file systems.
     pub fn of(plan: &Plan, root: &Path) -> anyhow::Result<Option<Self>> {
         let settings = &plan.input.settings;
-        let storage = below(root, &settings.storage.folder);
-        let path = storage.join(format!("{}.suspended", settings.pod.process()));
-        let mut folder = Self { path, continued: 0 };
-        let wanted = settings.pod.shutdown == Shutdown::Suspend && storage.is_dir();
+        let mut folder = Self { path: suspended::folder(settings, root), continued: 0 };
+        let is_volume = below(root, &settings.storage.folder).is_dir();
+        let wanted = settings.pod.shutdown == Shutdown::Suspend && is_volume;
         if !wanted && !folder.path.exists() {
             return Ok(None);
         }

@@ -11,6 +11,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
+use crate::config::Config;
 use crate::snapshot::Saved;
 pub use crate::snapshot::{MACHINE, MEMORY, UNFINISHED};
 
@@ -45,6 +46,16 @@ pub fn complete(dir: &Path) -> anyhow::Result<bool> {
         name(dir).with_context(|| dir.display().to_string())?;
     }
     Ok(true)
+}
+
+/// The configuration of the machine that ended with the snapshot in this folder, if there is one.
+pub fn config(dir: &Path) -> anyhow::Result<Option<Config>> {
+    let saved = match File::open(dir.join(MACHINE)) {
+        Ok(file) => Some(Saved::read(file)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => unfinished(dir),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(saved.filter(|saved| saved.then == Then::Quit).map(|saved| saved.config))
 }
 
 /// The snapshot that is complete but for its name.

@@ -32,7 +32,16 @@ fn guarded_in(
     input.settings.storage.folder = folder.to_owned();
     let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
     let (sizes, warnings) = (Sizes::default(), Vec::new());
-    let plan = Plan { input, sizes, source, next: None, media: None, unattended: None, warnings };
+    let plan = Plan {
+        input,
+        sizes,
+        suspended: false,
+        source,
+        next: None,
+        media: None,
+        unattended: None,
+        warnings,
+    };
     let volume = (!probe).then(|| Volume::open(&plan.input.settings, &plan.source).unwrap());
     let runtime_folder = RuntimeFolder::within(folder);
     match Guard::of(&plan, volume.as_ref(), &runtime_folder).unwrap() {
@@ -105,7 +114,7 @@ fn plan(folder: &Path, words: &[(&str, &str)], step: Step) -> Plan {
     let source = Source::Medium("/custom.iso".into());
     let next = Some(Next { found: Found::look(folder, "windows", None), step, base: None });
     let (sizes, warnings) = (Sizes::default(), Vec::new());
-    Plan { input, sizes, source, next, media: None, unattended, warnings }
+    Plan { input, sizes, suspended: false, source, next, media: None, unattended, warnings }
 }
 
 #[test]
