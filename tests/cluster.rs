@@ -26,7 +26,7 @@ use transom_tests::program::memory_kib;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 
-use self::pod::{ALL, BOOT, Pod, Profile, line};
+use self::pod::{ALL, BOOT, OWNER, Pod, Profile, line};
 use self::town::{GIVE, MTU, OUTSIDE, OUTSIDE_6, TAKE, Town, WHO, data, six};
 
 const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12"];
@@ -47,6 +47,7 @@ const RESTRICTED: Profile = Profile {
     name: "restricted",
     last: 9,
     user: 10001,
+    owner: OWNER,
     capabilities: "",
     privileged: false,
     tun: false,
@@ -65,6 +66,8 @@ const TAP: Profile = Profile {
     name: "tap",
     last: 10,
     user: 0,
+    // As a container engine makes it.
+    owner: 0,
     capabilities: "NET_ADMIN NET_BIND_SERVICE SETUID SETGID SETPCAP CHOWN DAC_OVERRIDE",
     privileged: false,
     tun: true,
@@ -91,6 +94,7 @@ const COMPATIBLE: Profile = Profile {
     name: "compat",
     last: 11,
     user: 0,
+    owner: OWNER,
     capabilities: ALL,
     privileged: true,
     tun: true,

@@ -78,7 +78,7 @@ fn moved(
     let dir = folder.join("snapshot");
     fs::remove_dir_all(&dir).ok();
     let start = Instant::now();
-    save(&mut Client::connect(running.control())?, &dir, Then::Quit)?;
+    save(&mut Client::connect(running.control())?, &dir, Then::Quit, None)?;
     let saved = start.elapsed();
     running.ends_with(0, SOON)?;
     let start = Instant::now();

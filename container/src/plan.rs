@@ -106,7 +106,7 @@ impl Plan {
         }
         let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
-        let suspended = suspended::find(&input.settings, root);
+        let suspended = suspended::find(&suspended::folder(&input.settings, root))?;
         let kept = suspended.as_ref().and_then(|it| suspended::keep_sizes(&mut sizes, it));
         let mut warnings = input.warnings.clone();
         warnings.extend(kept);
@@ -117,6 +117,9 @@ impl Plan {
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
         let suspended = suspended.is_some();
+        if suspended {
+            check_suspended(&input.settings, &source, is_new, root)?;
+        }
         let mut plan = Self { input, sizes, suspended, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
@@ -336,6 +339,22 @@ fn changed(input: &ParsedEnvironment) -> Vec<(&'static str, String)> {
         }
     }
     changed
+}
+
+/// Fails if the settings do not fit to a suspended machine.
+fn check_suspended(
+    settings: &Settings,
+    source: &Source,
+    is_new: bool,
+    root: &Path,
+) -> anyhow::Result<()> {
+    let obstacle = match source {
+        _ if is_new => "the settings install the guest anew",
+        Source::Medium(_) | Source::Download(_) => "the settings boot from an ISO",
+        _ if settings.machine.clear => "CLEAR=Y resets its firmware",
+        _ => return Ok(()),
+    };
+    Err(suspended::failure(&suspended::folder(settings, root), obstacle))
 }
 
 /// Errors are reported elsewhere, so their text is empty.

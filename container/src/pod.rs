@@ -279,7 +279,7 @@ impl Pod {
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
-            suspend_folder: SuspendFolder::of(&plan, Path::new("/"))?,
+            suspend_folder: SuspendFolder::prepare(&plan, Path::new("/"))?,
             plan,
             volume,
             runtime_folder,
@@ -383,6 +383,9 @@ impl Pod {
             ..Parts::default()
         };
         parts.restore = self.suspend_folder.as_ref().and_then(SuspendFolder::restore);
+        if parts.restore.is_some() {
+            parts.control = self.runtime_folder.waking();
+        }
         if let Some(volume) = &self.volume {
             self.store(volume, &mut parts)?;
         }
@@ -403,7 +406,11 @@ impl Pod {
         self.prepare_desktop(volume);
         parts.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
-        let vars = volume.vars(boot, &found.template, settings.machine.clear)?;
+        let vars = match parts.restore {
+            // They must be as they were.
+            Some(_) => volume.kept_vars(boot),
+            None => volume.vars(boot, &found.template, settings.machine.clear)?,
+        };
         volume.save_boot_mode(boot)?;
         (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
         let (root, folder) = (Path::new("/"), &settings.storage.folder);

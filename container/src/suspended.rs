@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use vmm::config::Config;
-use vmm::control::snapshot;
+use ::host::size::Size;
+use vmm::control::snapshot::{self, Header};
 
 use crate::disks::below;
 use crate::settings::Settings;
 use crate::settings::settle::Sizes;
+use crate::status::{Failure, Status};
 
 /// The folder for a suspended machine. `root` contains the file systems.
 pub fn folder(settings: &Settings, root: &Path) -> PathBuf {
@@ -15,22 +16,36 @@ pub fn folder(settings: &Settings, root: &Path) -> PathBuf {
     storage.join(format!("{}.suspended", settings.pod.process()))
 }
 
-/// The configuration of the machine that is suspended. Nothing also if it is damaged: its start
-/// says so.
-pub fn find(settings: &Settings, root: &Path) -> Option<Config> {
-    snapshot::config(&folder(settings, root)).ok().flatten()
+/// The machine that is suspended.
+///
+/// # Errors
+///
+/// If that is unknown, or if it is damaged: it must not be lost.
+pub fn find(folder: &Path) -> anyhow::Result<Option<Header>> {
+    snapshot::find(folder).map_err(|error| failure(folder, &format!("{error:#}")))
 }
 
 /// Gives the machine the sizes that its guest knows. Others would have to wait until it has shut
 /// down. Returns a note if they have to.
-pub fn keep_sizes(sizes: &mut Sizes, machine: &Config) -> Option<String> {
-    let (processors, memory) = (machine.cpus.count, machine.memory.size);
-    let same = sizes.processors == processors && sizes.memory >> 20 == memory.0 >> 20;
-    (sizes.processors, sizes.memory) = (processors, memory.0);
+pub fn keep_sizes(sizes: &mut Sizes, machine: &Header) -> Option<String> {
+    let (processors, memory) = (machine.processors, machine.memory);
+    let same = sizes.processors == processors && sizes.memory >> 20 == memory >> 20;
+    (sizes.processors, sizes.memory) = (processors, memory);
     (!same).then(|| {
         format!(
-            "the suspended machine continues with CPU_CORES={processors} and RAM_SIZE={memory}: other \
-             values take effect when its guest has been shut down"
+            "the suspended machine continues with CPU_CORES={processors} and RAM_SIZE={}: other \
+             values take effect when its guest has been shut down",
+            Size(memory)
         )
     })
+}
+
+/// The error about a suspended machine that cannot continue.
+pub fn failure(folder: &Path, why: &str) -> anyhow::Error {
+    let sentence = format!(
+        "a suspended machine cannot continue: {why}. Start it with the image and the settings that \
+         it had; or remove {}, and the guest starts from its disk, as after a power cut",
+        folder.display()
+    );
+    Failure::new(Status::State, sentence)
 }

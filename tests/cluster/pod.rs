@@ -27,6 +27,8 @@ pub(crate) struct Profile {
     pub(crate) last: u8,
     /// User and group ID.
     pub(crate) user: u32,
+    /// Owner of its volume, and of the files there.
+    pub(crate) owner: u32,
     /// Capabilities, without `CAP_`.
     pub(crate) capabilities: &'static str,
     /// Full capabilities, writable `/proc/sys`, no masked paths, all devices.
@@ -92,15 +94,15 @@ impl Pod {
             std::os::unix::fs::symlink(to, folder.join("root").join(link))?;
         }
         // Owner and mode as a cluster with fsGroup sets them.
-        chown(&volume, Some(OWNER), Some(OWNER))?;
+        chown(&volume, Some(profile.owner), Some(profile.owner))?;
         fs::set_permissions(&volume, Permissions::from_mode(0o2775))?;
         if !profile.medium {
             let disk = volume.join("data.img");
             let from = lab::asset("POD_DISK")?;
             said(Command::new("cp").arg("--sparse=always").args([&from, &disk]))?;
-            chown(&disk, Some(OWNER), Some(OWNER))?;
+            chown(&disk, Some(profile.owner), Some(profile.owner))?;
             fs::create_dir(volume.join("shared"))?;
-            chown(volume.join("shared"), Some(OWNER), Some(OWNER))?;
+            chown(volume.join("shared"), Some(profile.owner), Some(profile.owner))?;
         }
         let container = container(town, profile, &space, &folder)?;
         fs::write(folder.join("config.json"), container.to_string())?;

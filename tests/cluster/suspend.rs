@@ -3,7 +3,8 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
@@ -17,8 +18,9 @@ pub(crate) const WORD: &str = "SHUTDOWN=suspend";
 
 /// The identity of the guest's boot, and a file in its memory.
 const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
-/// How late a clock may be that the agent has set.
-const LATE: u64 = 5;
+/// How long the guest is suspended at least, and how wrong its clock may be then, in seconds.
+const ASLEEP: u64 = 4;
+const WRONG: u64 = 2;
 
 /// Suspends a pod with `WORD`, and continues it without. A connection of its guest outlives that if
 /// `outlives` is set.
@@ -40,6 +42,7 @@ pub(crate) fn continues(
     ensure!(status == 143 && log.contains("Windows is suspended"), "{status}: {log}");
     say!("{}: suspended in {:.1} s", pod.name, start.elapsed().as_secs_f64());
     ensure!(pod.volume.join("windows.suspended/machine.json").exists(), "{log}");
+    sleep(Duration::from_secs(ASLEEP));
     pod.again(WORD)?;
     pod.says("Windows continues where it was suspended", 1, BOOT)?;
     say!("{}: continued {:.1} s after the start of runc", pod.name, pod.age());
@@ -56,9 +59,11 @@ pub(crate) fn continues(
 /// The agent of a guest that has continued sets its clock.
 pub(crate) fn knows_the_time(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     pod.says("the guest's agent has set its clock", 1, SOON)?;
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map(|it| it.as_secs());
+    let before = now()?;
     let theirs: u64 = pod.guest(town, "date +%s")?.trim().parse()?;
-    let ours = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-    ensure!(ours.abs_diff(theirs) <= LATE, "the guest's clock is {theirs}, and the host's {ours}");
+    let right = before - WRONG..=now()? + WRONG;
+    ensure!(right.contains(&theirs), "the guest's clock is {theirs}, not in {right:?}");
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use transom_tests::program::{PATIENCE, Running, connect};
 use transom_tests::say;
 use vmm::control::Command;
 
-use super::{probe, stops};
+use super::{PROBE, probe, stops};
 
 /// The number of kills, and with `TRANSOM_TESTS=all`.
 const KILLS: [usize; 2] = [10, 200];
@@ -65,8 +65,13 @@ fn is_suspended(place: &Place) -> bool {
     folder(place).join("machine.json").exists()
 }
 
+/// Starts a pod with the probe, which may continue.
+fn starts(place: &Place, words: &[(&str, &str)]) -> Result<Running> {
+    place.start("", &[&[PROBE], words].concat())
+}
+
 fn continues(place: &Place, more: &[(&str, &str)]) -> Result<Running> {
-    let mut pod = place.start("", &[&[("VERSION", "probe")], more].concat())?;
+    let mut pod = starts(place, more)?;
     pod.says(CONTINUES, 1)?;
     Ok(pod)
 }
@@ -104,6 +109,7 @@ fn a_suspended_pod_continues_where_it_was() -> Result<()> {
         ensure!(!is_suspended(&place), "suspended without SHUTDOWN=suspend");
         // The folder goes with the setting.
         stops(&mut probe(&place, &[("NETWORK", network)])?)?;
+        ensure!(!folder(&place).exists(), "an empty folder without SHUTDOWN=suspend");
         place.has_nothing_left()?;
     }
     Ok(())
@@ -125,7 +131,7 @@ fn a_kill_at_any_moment_loses_at_most_what_a_power_cut_does() -> Result<()> {
         if resumes {
             stops(&mut pod)?;
             ensure!(is_suspended(&place), "{}", pod.stdout.text());
-            pod = place.start("", &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+            pod = starts(&place, &SUSPEND)?;
         } else {
             pod.signal(Signal::TERM)?;
         }
@@ -133,7 +139,7 @@ fn a_kill_at_any_moment_loses_at_most_what_a_power_cut_does() -> Result<()> {
         pod.signal(Signal::KILL)?;
         pod.wait(PATIENCE)?;
         let ran = pod.stdout.text().contains(CONTINUES);
-        let mut next = place.start("", &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+        let mut next = starts(&place, &SUSPEND)?;
         until("it neither starts nor continues", || {
             let said = next.stdout.text();
             Ok(said.contains(CONTINUES) || said.contains("The probe runs"))
@@ -164,13 +170,13 @@ fn a_pod_that_cannot_be_suspended_shuts_down() -> Result<()> {
     }
     let place = Place::new("small")?;
     let start = |first: &str| {
-        let mut pod = place.start(first, &[&[("VERSION", "probe")], &SUSPEND[..]].concat())?;
+        let mut pod = place.start(first, &[&[PROBE], &SUSPEND[..]].concat())?;
         pod.says("The probe runs", 1)?;
         anyhow::Ok(pod)
     };
     for (first, words) in [
         ("mount -t tmpfs -o size=40m tmpfs /mnt", "are free: enlarge the volume"),
-        ("mount -t tmpfs -o ro tmpfs /mnt", "the machine cannot be suspended: "),
+        ("mount -t tmpfs -o ro tmpfs /mnt", "shut down, not suspended: /mnt/windows.suspended: "),
     ] {
         for _ in 0..2 {
             let mut pod = start(first)?;
@@ -195,10 +201,10 @@ fn a_machine_that_cannot_continue_is_kept() -> Result<()> {
     let (mut pod, before) = checked(&place, &words)?;
     stops(&mut pod)?;
     let refuses = |more: &[(&str, &str)], text: &str| {
-        let mut pod = place.start("", &[&[("VERSION", "probe")], &words[..], more].concat())?;
+        let mut pod = starts(&place, &[&words[..], more].concat())?;
         let status = pod.wait(PATIENCE)?;
         let said = last_line(&pod);
-        let way_out = said.contains("remove /mnt/windows.suspended");
+        let way_out = said.contains("or remove /mnt/windows.suspended");
         ensure!(status == 66 && said.contains(text) && way_out, "{status}: {said}");
         ensure!(is_suspended(&place), "it is gone");
         Ok(())

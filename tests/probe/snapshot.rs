@@ -60,7 +60,7 @@ impl Machine {
 
     fn save(&mut self, then: Then) -> anyhow::Result<PathBuf> {
         let dir = self.folder.path().join(self.snapshots.to_string());
-        save(&mut connect(&self.control())?, &dir, then)?;
+        save(&mut connect(&self.control())?, &dir, then, None)?;
         self.snapshots += 1;
         Ok(dir)
     }
@@ -292,6 +292,31 @@ fn a_machine_that_cannot_be_saved_goes_on() {
     assert!(error.contains(reason), "{error}");
     assert!(!machine.folder.path().join("0").exists(), "the rest of a snapshot that failed");
     assert_eq!(machine.status()["state"], "running");
+}
+
+#[test]
+fn a_snapshot_that_takes_too_long_is_given_up_and_a_paused_one_waits() {
+    if !runs_here("a_snapshot_that_takes_too_long_is_given_up_and_a_paused_one_waits") {
+        return;
+    }
+    let mut machine = Machine::start(&["--memory", "64M", "--cmdline", "checks=none then=triple"]);
+    machine.running.says("transom probe", 2).expect("resets");
+    let dir = machine.folder.path().join("0");
+    let mut client = connect(&machine.control()).expect("control");
+    let late = save(&mut client, &dir, Then::Quit, Some(0)).expect_err("no time");
+    assert!(late.to_string().contains("not complete after 0 s"), "{late:#}");
+    assert!(!dir.exists(), "the rest of a snapshot that was given up");
+    let resets = machine.running.stdout.text().matches("transom probe").count();
+    machine.running.says("transom probe", resets + 2).expect("it continues");
+    let dir = machine.save(Then::Quit).expect("a snapshot");
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+    machine.restore(&dir, &[], ",paused");
+    assert_eq!(machine.status()["state"], "paused");
+    sleep(Duration::from_millis(200));
+    assert_eq!(machine.running.stdout.text(), "", "it runs before `resume`");
+    fs::remove_dir_all(&dir).expect("a machine that has its snapshot open");
+    connect(&machine.control()).expect("control").ask(&Command::Resume).expect("it resumes");
+    machine.running.says("transom probe", 2).expect("it continues");
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let mut client = Client::connect(Path::new(&path))?;
     let answer = match &command {
         Command::Snapshot { dir, then, within } => {
-            control::snapshot::save_within(&mut client, dir, then.unwrap_or_default(), *within)?
+            control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
     };

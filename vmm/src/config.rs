@@ -30,7 +30,7 @@ pub use self::boot::BootOrder;
 pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
-pub use self::restore::Restore;
+pub use self::restore::{Options, Restore};
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
 pub use crate::msr::UnknownMsr;
@@ -208,9 +208,10 @@ options! {
     /// read from the snapshot when the guest uses it, so the folder must stay unchanged until the
     /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
     /// them. `unchecked` skips the checksums of memory that is not copied. With `paused`, the guest
-    /// waits for `vmm ctl resume`. The guest gets a new VM Generation ID, unless the machine ended
+    /// waits for `vmm ctl resume`. With `options=given`, no option comes from the snapshot: its
+    /// guest may have taken the machine over that wrote it. The guest gets a new VM Generation ID, unless the machine ended
     /// with the snapshot. Restore only your own snapshots.
-    "restore" "DIR[,copy][,unchecked][,paused]" restore: Option<Restore>,
+    "restore" "DIR[,copy][,unchecked][,paused][,options=saved|given]" restore: Option<Restore>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }

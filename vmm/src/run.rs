@@ -12,7 +12,7 @@ use devices::grants::{Event, Events};
 use host::listen::UnixAddress;
 use jail::Restrictions;
 
-use crate::config::Config;
+use crate::config::{Config, Options};
 use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
@@ -136,9 +136,10 @@ fn waits(machine: &Machine) -> bool {
 
 /// The options, and those of the snapshot for options that are not given.
 pub fn with_snapshot(config: Config, snapshot: Option<&Snapshot>) -> anyhow::Result<Config> {
+    let given = config.restore.as_ref().is_some_and(|it| it.options == Options::Given);
     match snapshot {
-        Some(snapshot) => config.over(&snapshot.saved.config),
-        None => Ok(config),
+        Some(snapshot) if !given => config.over(&snapshot.saved.config),
+        _ => Ok(config),
     }
 }
 

@@ -8,7 +8,7 @@
 pub mod memory;
 
 use std::fs::{File, Metadata};
-use std::io::{Read, Write as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -25,6 +25,7 @@ use crate::config::{Config, Memory, Restore};
 use crate::hyperv;
 use crate::kvm::{state, vm};
 use crate::ram;
+use crate::status::{Failure, Status};
 
 /// The files of a snapshot.
 pub const MACHINE: &str = "machine.json";
@@ -36,7 +37,7 @@ pub const UNFINISHED: &str = "machine.json.unfinished";
 /// number.
 const FORMAT: u32 = 1;
 /// The limit for the first line, and for the rest of the file.
-const MAX_HEADER: usize = 256;
+const MAX_HEADER: u64 = 512;
 const MAX_STATE: u64 = 256 << 20;
 
 /// The machine's state after a snapshot.
@@ -49,12 +50,50 @@ pub enum Then {
     Quit,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Header {
+/// The first line of `machine.json`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Header {
     format: u32,
     vmm: String,
     bytes: u64,
     crc32: u32,
+    #[serde(default)]
+    pub then: Then,
+    /// The sizes of the machine, for those who do not read the rest.
+    #[serde(default)]
+    pub processors: u32,
+    #[serde(default)]
+    pub memory: u64,
+}
+
+impl Header {
+    pub fn read(from: &mut impl BufRead) -> anyhow::Result<Self> {
+        let mut line = Vec::new();
+        from.take(MAX_HEADER).read_until(b'\n', &mut line)?;
+        ensure!(line.ends_with(b"\n"), "the first line is damaged");
+        serde_json::from_slice(&line).context("the first line is damaged")
+    }
+
+    /// Like [`read`](Self::read), and compares the checksum of the rest.
+    pub fn check(file: &File) -> anyhow::Result<Self> {
+        let mut from = BufReader::new(file);
+        let header = Self::read(&mut from)?;
+        let (mut crc32, mut bytes) = (crc32fast::Hasher::new(), 0);
+        let mut buffer = [0; 1 << 16];
+        let mut rest = from.take(MAX_STATE);
+        while let count @ 1.. = rest.read(&mut buffer)? {
+            crc32.update(&buffer[..count]);
+            bytes += count as u64;
+        }
+        header.compare(bytes, crc32.finalize())?;
+        Ok(header)
+    }
+
+    fn compare(&self, bytes: u64, crc32: u32) -> anyhow::Result<()> {
+        let same = (self.bytes, self.crc32) == (bytes, crc32);
+        ensure!(same, "it is damaged: its checksum is wrong");
+        Ok(())
+    }
 }
 
 /// All of a machine but the contents of its memory.
@@ -90,8 +129,11 @@ impl Saved {
         let header = Header {
             format: FORMAT,
             vmm: env!("CARGO_PKG_VERSION").into(),
-            bytes: state.len() as u64,
+            bytes,
             crc32: crc32fast::hash(&state),
+            then: self.then,
+            processors: self.config.cpus.count,
+            memory: self.config.memory.size.0,
         };
         let mut text = serde_json::to_vec(&header)?;
         text.push(b'\n');
@@ -99,24 +141,19 @@ impl Saved {
         file.write_all(&text).and_then(|()| file.sync_all()).context("machine.json")
     }
 
-    pub fn read(mut from: impl Read) -> anyhow::Result<Self> {
-        let mut text = Vec::new();
-        from.by_ref().take(MAX_STATE).read_to_end(&mut text)?;
-        let end = text.iter().take(MAX_HEADER).position(|byte| *byte == b'\n');
-        let (line, state) = text.split_at(end.context("the first line is damaged")?);
-        let state = &state[1..];
-        let header: Header = serde_json::from_slice(line).context("the first line is damaged")?;
-        let Header { format, vmm, bytes, crc32 } = header;
+    fn read(file: &File) -> anyhow::Result<Self> {
+        let mut from = BufReader::new(file);
+        let header = Header::read(&mut from)?;
+        let Header { format, vmm, .. } = &header;
         ensure!(
-            format == FORMAT,
+            *format == FORMAT,
             "its format is {format}, and this version reads format {FORMAT}: restore it with vmm \
              {vmm}, which wrote it, and shut the guest down there"
         );
-        ensure!(
-            bytes == state.len() as u64 && crc32 == crc32fast::hash(state),
-            "it is damaged: its checksum is wrong"
-        );
-        serde_json::from_slice(state).context("it does not describe a machine of this version")
+        let mut state = Vec::new();
+        from.take(MAX_STATE).read_to_end(&mut state)?;
+        header.compare(state.len() as u64, crc32fast::hash(&state))?;
+        serde_json::from_slice(&state).context("it does not describe a machine of this version")
     }
 }
 
@@ -136,7 +173,8 @@ pub struct Origin {
 impl Snapshot {
     /// Opens a snapshot, and checks all but the contents of memory.
     pub fn open(from: &Restore) -> anyhow::Result<Self> {
-        Self::open_files(from).with_context(|| format!("--restore {}", from.dir.display()))
+        let opened = Self::open_files(from);
+        opened.with_context(|| format!("--restore {}", from.dir.display())).map_err(refusal)
     }
 
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
@@ -146,7 +184,7 @@ impl Snapshot {
             }
             other => other.context(MACHINE)?,
         };
-        let saved = Saved::read(file).context(MACHINE)?;
+        let saved = Saved::read(&file).context(MACHINE)?;
         let memory = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
         memory::check_length(&memory, &saved.memory).context(MEMORY)?;
         Ok(Self { saved, memory, from: from.clone() })
@@ -158,7 +196,8 @@ impl Snapshot {
             return Ok(());
         }
         let checked = memory::check(&self.memory, &self.saved.memory).context(MEMORY);
-        checked.with_context(|| format!("--restore {}", self.from.dir.display()))
+        let checked = checked.with_context(|| format!("--restore {}", self.from.dir.display()));
+        checked.map_err(refusal)
     }
 
     /// Guest RAM with the contents of the snapshot.
@@ -182,6 +221,11 @@ impl Snapshot {
     pub fn device_memory(&self, regions: usize) -> impl Iterator<Item = (u64, &Part)> {
         memory::places(&self.saved.memory).skip(regions)
     }
+}
+
+/// The error about a snapshot that is damaged or does not fit, with its own exit status.
+pub fn refusal(error: anyhow::Error) -> anyhow::Error {
+    Failure::new(Status::Snapshot, format!("{error:#}"))
 }
 
 /// The reason why a folder has no snapshot.

@@ -10,6 +10,8 @@ pub enum Status {
     Failed = 1,
     /// The command line or the configuration is wrong.
     Usage = 2,
+    /// The snapshot is damaged, or does not fit to this machine, its disks or this host.
+    Snapshot = 66,
     /// KVM cannot run the guest (internal error, failed entry).
     Guest = 70,
     /// The jail forbids a system call.

@@ -19,6 +19,8 @@ use crate::files;
 const CANDIDATES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
 
 const CONTROL: &str = "vmm.sock";
+/// Its name until a suspended machine may continue.
+const WAKING: &str = "vmm.waking.sock";
 /// The socket for commands in the container.
 const POD: &str = "pod.sock";
 /// The file that a running pod keeps locked.
@@ -89,6 +91,16 @@ impl RuntimeFolder {
         self.folder.join(CONTROL)
     }
 
+    /// The control socket of a machine that is being restored: nobody else can resume it.
+    pub fn waking(&self) -> PathBuf {
+        self.folder.join(WAKING)
+    }
+
+    /// Lets all others reach the machine that was restored.
+    pub fn wake(&self) -> anyhow::Result<()> {
+        fs::rename(self.waking(), self.control()).context("the control socket")
+    }
+
     /// The socket on which the machine shows its screen.
     pub fn screen(&self) -> PathBuf {
         self.folder.join("screen.sock")
@@ -151,9 +163,9 @@ fn create_and_lock(place: &Path) -> anyhow::Result<Option<File>> {
 
 /// Ends the machine of a killed pod, which may still use the disks.
 fn end_old_machine(place: &Path) -> anyhow::Result<()> {
-    let control = place.join(CONTROL);
     let end = Instant::now() + OLD_MACHINE_TIMEOUT;
-    while let Ok(mut machine) = Client::connect_timeout(&control, OLD_MACHINE_TIMEOUT) {
+    let connect = |name| Client::connect_timeout(&place.join(name), OLD_MACHINE_TIMEOUT).ok();
+    while let Some(mut machine) = [CONTROL, WAKING].into_iter().find_map(connect) {
         ensure!(
             Instant::now() < end,
             "the machine of a killed pod does not end: kill its process `vmm`"

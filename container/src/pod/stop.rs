@@ -155,7 +155,7 @@ pub async fn suspend(
 ) -> Outcome {
     let limit = budget.ask * 2 / 3;
     let saved = tokio::select! {
-        saved = timeout(budget.ask, folder.save(child, limit)) => saved,
+        saved = timeout(budget.ask * 4 / 5, folder.save(child, limit)) => saved,
         () = wait_for_sigint(signals) => return Outcome::Interrupted,
     };
     match saved {
@@ -184,7 +184,7 @@ async fn end(child: &mut Child, off: Instant, more: Duration) {
 /// installs updates, and a closed terminal sends SIGHUP.
 async fn wait_for_sigint(signals: &mut Signals) {
     while signals.next().await != INTERRUPTED {
-        tracing::info!("the guest is shutting down: SIGINT turns it off immediately");
+        tracing::info!("the machine is being stopped: SIGINT turns it off immediately");
     }
 }
 

@@ -5,16 +5,20 @@
 //! the disks change from then on. Until then nothing has changed, so a pod that is killed while it
 //! saves or continues loses nothing that a power cut would not lose.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, lchown};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, lchown,
+};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::host::lock;
 use ::host::size::Size;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
-use vmm::config::Restore;
+use vmm::config::{Options, Restore};
 use vmm::control::snapshot as files;
 use vmm::control::{Client, Command, Then};
 
@@ -28,128 +32,146 @@ use crate::settings::Shutdown;
 use crate::settings::host;
 use crate::settings::value::Value as _;
 use crate::source::Source;
-use crate::status::{Failure, Status};
 use crate::suspended;
 
 /// Interval at which the machine is asked whether it is there again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the guest's agent may take to answer after a suspension.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The volume's speed is measured by a file that is written in steps, until it has this length or
-/// has taken this time.
-const STEP: usize = 1 << 20;
-const STEPS: usize = 16;
-const MEASURING_TIME: Duration = Duration::from_secs(1);
-/// The name of that file.
-const TRIAL: &str = "speed";
+/// A file is written to measure the volume's speed: a part first, and the rest if that was fast.
+const SPEED_FILE: &str = "speed";
+const FIRST_BYTES: usize = 1 << 20;
+const SPEED_BYTES: usize = 16 << 20;
+const FAST: Duration = Duration::from_millis(250);
+const LOCK_FILE: &str = "lock";
+/// A shorter time is left to the shutdown.
+const SHORTEST: Duration = Duration::from_secs(3);
 /// Bytes besides the guest's memory: registers, devices, and memory that changes meanwhile.
-const OTHERS: u64 = 64 << 20;
+const OTHER_BYTES: u64 = 64 << 20;
 
 /// The folder on the volume for the suspended machine.
 #[derive(Clone, Debug)]
 pub struct SuspendFolder {
     path: PathBuf,
-    /// Bytes of the snapshot from which the machine continued. It reads them when it needs them.
-    continued: u64,
+    /// Whether a machine is suspended there, which continues now.
+    pub continues: bool,
+    /// Bytes of its snapshot. It reads them when it needs them.
+    continued_bytes: u64,
+    /// Keeps pods of other containers away.
+    _lock: Arc<File>,
 }
 
 impl SuspendFolder {
-    /// Makes the folder ready, now, because later the pod may have no right to. Fails if a machine
-    /// is suspended there that cannot continue with this plan. `None` if this machine cannot be
-    /// suspended, or is not to be. `root` contains the file systems.
-    pub fn of(plan: &Plan, root: &Path) -> anyhow::Result<Option<Self>> {
+    /// Makes the folder ready, now, because later the pod may have no right to. `None` if this
+    /// machine cannot be suspended, or is not to be. `root` contains the file systems.
+    pub fn prepare(plan: &Plan, root: &Path) -> anyhow::Result<Option<Self>> {
         let settings = &plan.input.settings;
-        let mut folder = Self { path: suspended::folder(settings, root), continued: 0 };
+        let path = suspended::folder(settings, root);
         let is_volume = below(root, &settings.storage.folder).is_dir();
         let wanted = settings.pod.shutdown == Shutdown::Suspend && is_volume;
-        if !wanted && !folder.path.exists() {
+        if !wanted && path.try_exists().is_ok_and(|there| !there) {
             return Ok(None);
         }
-        let ready = folder.prepare().with_context(|| folder.path.display().to_string());
-        if folder.has_machine() {
-            ready?;
-            folder.check(plan)?;
-            let found = fs::metadata(folder.path.join(files::MEMORY));
-            folder.continued = found.map_or(0, |found| found.blocks() * 512);
-            return Ok(Some(folder));
-        }
-        if let Err(error) = ready {
-            tracing::warn!("the machine cannot be suspended: {error:#}");
-            return Ok(None);
-        }
-        if wanted && matches!(plan.source, Source::Medium(_)) {
-            tracing::info!("the machine is shut down, not suspended, while it has its medium");
-        }
-        Ok(Some(folder).filter(|_| wanted && !matches!(plan.source, Source::Medium(_))))
-    }
-
-    /// Whether a machine is suspended there.
-    pub fn has_machine(&self) -> bool {
-        self.path.join(files::MACHINE).exists()
-    }
-
-    /// The snapshot, if there is one.
-    pub fn restore(&self) -> Option<Restore> {
-        let dir = self.path.clone();
-        self.has_machine().then(|| Restore { dir, paused: true, ..Restore::default() })
+        let obstacle = match (Self::open(&path), &plan.source) {
+            (Ok(folder), _) if folder.continues => return Ok(Some(folder)),
+            (Err(error), _) if plan.suspended => {
+                return Err(suspended::failure(&path, &format!("{error:#}")));
+            }
+            _ if !wanted => {
+                // It goes with the setting.
+                fs::remove_file(path.join(LOCK_FILE)).ok();
+                fs::remove_dir(&path).ok();
+                return Ok(None);
+            }
+            (Err(error), _) => format!("{}: {error:#}", path.display()),
+            (_, Source::Medium(_)) => "its ISO is attached".to_owned(),
+            _ if settings.machine.clear => "CLEAR=Y resets its firmware at each start".to_owned(),
+            (Ok(folder), _) => return Ok(Some(folder)),
+        };
+        tracing::warn!("SHUTDOWN=suspend: the guest is shut down, not suspended: {obstacle}");
+        Ok(None)
     }
 
     /// Creates the folder, and removes what an interrupted pod has left.
-    fn prepare(&self) -> anyhow::Result<()> {
-        match DirBuilder::new().mode(0o700).create(&self.path) {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        let found = fs::symlink_metadata(&self.path)?;
+        let found = fs::symlink_metadata(path)?;
         ensure!(found.is_dir(), "it is not a folder: remove it");
         let us = rustix::process::geteuid().as_raw();
         if found.uid() != us {
             // The pod was another user.
-            lchown(&self.path, Some(us), None)?;
+            lchown(path, Some(us), None)?;
         }
-        if files::complete(&self.path)? { Ok(()) } else { self.remove() }
+        // Kubernetes gives the group of a volume access to everything in it.
+        fs::set_permissions(path, Permissions::from_mode(0o700))?;
+        let lock = path.join(LOCK_FILE);
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = crate::files::open_itself(&lock, &mut options)?;
+        lock::exclusive(&file, &lock)?;
+        files::finish_interrupted(path)?;
+        let continues = path.join(files::MACHINE).try_exists()?;
+        let (path, lock) = (path.to_owned(), Arc::new(file));
+        let mut folder = Self { path, continues, continued_bytes: 0, _lock: lock };
+        if !continues {
+            folder.remove_contents();
+            return Ok(folder);
+        }
+        for name in [files::MACHINE, files::MEMORY] {
+            let path = folder.path.join(name);
+            let found = fs::symlink_metadata(&path).with_context(|| name.to_owned())?;
+            ensure!(found.is_file(), "{name} is not a file");
+            fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            folder.continued_bytes += found.blocks() * 512;
+        }
+        Ok(folder)
     }
 
-    /// Removes the snapshot. A machine that was restored from it has its files open.
-    pub fn remove(&self) -> anyhow::Result<()> {
-        for name in [files::MACHINE, files::UNFINISHED, files::MEMORY, TRIAL] {
-            let path = self.path.join(name);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                other => other.with_context(|| path.display().to_string())?,
-            }
-            // The name of the snapshot must be gone before its contents are, and before the guest
-            // runs.
-            File::open(&self.path)?.sync_all()?;
-        }
-        Ok(())
-    }
-
-    /// Fails if the plan does not fit to the suspended machine.
-    fn check(&self, plan: &Plan) -> anyhow::Result<()> {
-        let installs = plan.next.as_ref().is_some_and(|next| !next.step.keeps());
-        let obstacle = match (&plan.source, plan.input.settings.machine.clear) {
-            _ if installs => "the settings install the guest anew",
-            (Source::Medium(_), _) => "the settings start a medium",
-            (_, true) => "CLEAR=Y resets its firmware",
-            _ => return Ok(()),
-        };
-        Err(self.failure(&format!("a machine is suspended, and {obstacle}")))
+    /// The snapshot, if there is one. No option comes from it: its guest may have taken over the
+    /// machine that wrote it.
+    pub fn restore(&self) -> Option<Restore> {
+        let (dir, options) = (self.path.clone(), Options::Given);
+        self.continues.then(|| Restore { dir, options, paused: true, ..Restore::default() })
     }
 
     /// The error about a machine that does not continue.
     pub fn failure(&self, why: &str) -> anyhow::Error {
-        let folder = self.path.display();
-        let sentence = format!(
-            "{why}. To continue it, use the image and the settings that it had; or remove {folder} \
-             to start it from its disk, as after a power cut"
-        );
-        Failure::new(Status::State, sentence)
+        suspended::failure(&self.path, why)
+    }
+
+    /// Removes the snapshot, before its guest runs: durably, because the disks change from then on.
+    /// The machine that was restored from it has its files open.
+    pub fn remove(&self) -> anyhow::Result<()> {
+        let path = self.path.join(files::MACHINE);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            other => other.with_context(|| path.display().to_string())?,
+        }
+        let synced = File::open(&self.path).and_then(|folder| folder.sync_all());
+        synced.with_context(|| self.path.display().to_string())?;
+        self.remove_contents();
+        Ok(())
+    }
+
+    /// Removes all but the file that makes it a snapshot.
+    fn remove_contents(&self) {
+        for name in [files::UNFINISHED, files::MEMORY, SPEED_FILE] {
+            let path = self.path.join(name);
+            if let Err(error) = fs::remove_file(&path)
+                && error.kind() != ErrorKind::NotFound
+            {
+                tracing::warn!("{}: {error}", path.display());
+            }
+        }
     }
 
     /// Saves the machine, which ends with that, or continues after an error. Fails at once if the
     /// volume has no room for it, or is too slow for `limit`.
     pub async fn save(&self, child: &Child, limit: Duration) -> anyhow::Result<()> {
+        ensure!(limit >= SHORTEST, "TIMEOUT leaves {} s for it: raise it", limit.as_secs());
         let bytes = self.estimate(child).await?;
         let folder = self.clone();
         let end = Instant::now() + limit;
@@ -160,7 +182,7 @@ impl SuspendFolder {
             let left = end.saturating_duration_since(Instant::now());
             let within = u16::try_from(left.as_secs()).unwrap_or(u16::MAX);
             let mut client = Client::connect_timeout(&control, left + limit)?;
-            let saved = files::save_within(&mut client, &folder.path, Then::Quit, Some(within));
+            let saved = files::save(&mut client, &folder.path, Then::Quit, Some(within));
             saved.map(drop)
         };
         run_in_thread("suspend", save).await
@@ -170,22 +192,22 @@ impl SuspendFolder {
     async fn estimate(&self, child: &Child) -> anyhow::Result<u64> {
         let status = child.ask(Command::Status).await?;
         let all = status["memory"].as_u64().context("the machine does not report its memory")?;
-        let used = child.id().and_then(resident).map(|bytes| bytes + self.continued);
-        Ok(all.min(used.unwrap_or(all)) + OTHERS)
+        let used = child.id().and_then(memory_of).map(|bytes| bytes + self.continued_bytes);
+        Ok(all.min(used.unwrap_or(all)) + OTHER_BYTES)
     }
 
     fn check_volume(&self, bytes: u64, limit: Duration) -> anyhow::Result<()> {
         let needs = Size(bytes >> 20 << 20).show();
         if let Some(free) = host::free_space(&self.path).filter(|free| *free < bytes) {
             let free = Size(free >> 20 << 20).show();
-            bail!("it needs {needs} on the volume, where {free} are free: enlarge the volume");
+            bail!("it needs {needs} on the volume, but {free} are free: enlarge the volume");
         }
         let (written, time) = self.measure()?;
         let time = time.mul_f64(bytes as f64 / written as f64);
         ensure!(
             time < limit,
-            "the volume needs {} s for {needs}, and has {} s: raise TIMEOUT, and the grace period \
-             of the container",
+            "writing {needs} to the volume would take {} s, but only {} s are available: raise \
+             TIMEOUT, and the grace period of the container",
             time.as_secs(),
             limit.as_secs()
         );
@@ -194,31 +216,34 @@ impl SuspendFolder {
 
     /// Writes a file. Returns the number of bytes and the time.
     fn measure(&self) -> anyhow::Result<(u64, Duration)> {
-        let path = self.path.join(TRIAL);
-        let measured = (|| {
-            let mut file = File::create(&path)?;
-            // Some file systems do not write zeros.
-            let bytes: Vec<u8> = (0..=250).cycle().take(STEP).collect();
-            let start = Instant::now();
-            let mut written = 0;
-            while written < STEPS * STEP && start.elapsed() < MEASURING_TIME {
-                file.write_all(&bytes)?;
+        let path = self.path.join(SPEED_FILE);
+        // Some file systems do not write zeros.
+        let bytes: Vec<u8> = (0..=250).cycle().take(SPEED_BYTES).collect();
+        let (first, rest) = bytes.split_at(FIRST_BYTES);
+        fs::remove_file(&path).ok();
+        let measured = File::create_new(&path).and_then(|mut file| {
+            let mut write = |part: &[u8]| {
+                let start = Instant::now();
+                file.write_all(part)?;
                 file.sync_data()?;
-                written += STEP;
-            }
-            io::Result::Ok((written as u64, start.elapsed()))
-        })();
+                io::Result::Ok((part.len() as u64, start.elapsed()))
+            };
+            let slow = write(first)?;
+            if slow.1 > FAST { Ok(slow) } else { write(rest) }
+        });
         fs::remove_file(&path).ok();
         measured.with_context(|| path.display().to_string())
     }
 }
 
-/// Bytes of memory that a process has.
-fn resident(id: u32) -> Option<u64> {
+/// Bytes of memory that a process has, also those that are swapped out.
+fn memory_of(id: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    kib.checked_mul(1 << 10)
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
+    };
+    bytes("VmRSS:")?.checked_add(bytes("VmSwap:")?)
 }
 
 /// Returns when the machine is restored, and waits.
@@ -240,4 +265,7 @@ pub(super) async fn set_clock(agent: &Agent) {
             Err(AgentError::Absent(_)) => sleep(Duration::from_secs(1)).await,
         }
     }
+    tracing::info!(
+        "the guest has no agent that sets its clock: it is late until it sets it itself"
+    );
 }

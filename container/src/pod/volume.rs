@@ -147,6 +147,11 @@ impl Volume {
         self.set_owner(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
     }
 
+    /// The file with the firmware's variables.
+    pub fn kept_vars(&self, boot: Boot) -> PathBuf {
+        self.firmware_file(boot, "vars")
+    }
+
     /// The firmware's variables: the file on the volume, or a copy of the template.
     pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
         let path = self.firmware_file(boot, "vars");

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use ::host::size::Size;
 use anyhow::Context as _;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
@@ -16,18 +17,30 @@ use super::child::{BootEvents, Child};
 use super::console::{BootDevice, BootEvent};
 use super::failure::{killed_error, nothing_boots_error};
 use super::stop::{self, Budget, Outcome, Signals};
-use super::suspend::{self, SuspendFolder};
+use super::suspend;
+use super::thread::run_in_thread;
 use super::volume::Volume;
 use super::{Pod, started};
 use crate::jail::{self, Capabilities};
 use crate::settings::Shutdown;
 use crate::settings::host::{self, MemoryLoad};
+use crate::status::Status;
 use crate::story::Phase;
 
 /// Warn if the firmware has started nothing after this time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
 const WINDOWS: &str = "Windows Boot Manager";
+
+/// The way in which a machine has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Fresh,
+    /// Its guest continues where it was suspended.
+    Continued,
+    /// With this exit status of the pod, before its guest ran.
+    Ended(u8),
+}
 
 impl Pod {
     /// Watches the machine until it is off, or a signal ends it. Returns the exit status.
@@ -37,10 +50,10 @@ impl Pod {
         mut events: BootEvents,
         signals: &mut Signals,
     ) -> anyhow::Result<u8> {
-        let continues = self.suspend_folder.as_ref().is_some_and(SuspendFolder::has_machine);
-        if let Some(status) = self.wake(&mut child, signals).await? {
-            return Ok(status);
-        }
+        let continues = match self.wake(&mut child, signals).await? {
+            Start::Ended(status) => return Ok(status),
+            other => other == Start::Continued,
+        };
         let mut patience = std::pin::pin!(sleep(BOOT_TIMEOUT));
         // The probe has no firmware that reports booting.
         let mut started = continues || self.volume.is_none();
@@ -92,33 +105,42 @@ impl Pod {
         }
     }
 
-    /// Restores the suspended machine, and lets its guest continue. Returns the pod's exit status
-    /// if the machine or a signal ended it before.
-    async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Option<u8>> {
-        let Some(folder) = self.suspend_folder.as_ref().filter(|it| it.has_machine()) else {
-            return Ok(None);
+    /// Waits until a suspended machine is restored, and lets its guest continue.
+    async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
+        let Some(folder) = self.suspend_folder.as_ref().filter(|it| it.continues) else {
+            return Ok(Start::Fresh);
         };
-        let control = child.control().to_owned();
+        let waking = self.runtime_folder.waking();
         let ended = tokio::select! {
-            () = suspend::restored(&control) => None,
+            () = suspend::restored(&waking) => None,
             ended = child.end() => Some(ended),
             status = signals.next() => {
-                // The machine has not run: its snapshot stays as it is.
+                // The guest has not run: its snapshot stays as it is.
                 child.kill();
                 child.end().await?;
-                return Ok(Some(status));
+                return Ok(Start::Ended(status));
             }
         };
         if let Some(ended) = ended {
             let why = child.last_error().await;
             let status = self.exit_status(ended?, why.clone())?;
-            return Err(folder.failure(&why.unwrap_or_else(|| format!("status {status}"))));
+            // The machine's status for a snapshot that does not fit is the same.
+            return match why.filter(|_| status == Status::State.code()) {
+                Some(why) => Err(folder.failure(&why)),
+                None => Ok(Start::Ended(status)),
+            };
         }
-        folder.remove().context("the suspended machine does not continue")?;
+        let used = folder.clone();
+        let removed = run_in_thread("suspend", move || used.remove()).await;
+        removed.context("the suspended machine does not continue")?;
+        self.runtime_folder.wake()?;
         child.ask(Command::Resume).await?;
+        // Its balloon is as it was, and the pod's control of it begins anew.
+        let size = Some(Size(self.plan.sizes.memory));
+        child.ask(Command::Balloon { size }).await.ok();
         let agent = self.agent.clone();
         tokio::spawn(async move { suspend::set_clock(&agent).await });
-        Ok(None)
+        Ok(Start::Continued)
     }
 
     /// Suspends the machine, or asks its guest to shut down, or switches it off.

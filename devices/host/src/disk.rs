@@ -68,6 +68,10 @@ pub trait Image: Send + Sync {
     fn complete(&self) -> std::io::Result<()> {
         Ok(())
     }
+    /// The file as it is now. Nothing if the image is not one.
+    fn metadata(&self) -> std::io::Result<Option<Metadata>> {
+        Ok(None)
+    }
     /// The files that this one is based on, as they are now.
     fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
         Ok(Vec::new())

@@ -10,6 +10,17 @@ use serde_json::Value;
 
 use super::{Config, OptionValue};
 
+/// The options of a machine that continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Options {
+    /// Those of the snapshot, for all that are not given.
+    #[default]
+    Saved,
+    /// None of the snapshot: its machine may have been taken over by its guest.
+    Given,
+}
+
 /// The snapshot to restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -19,6 +30,7 @@ pub struct Restore {
     pub unchecked: bool,
     /// The processors wait for `vmm ctl resume`.
     pub paused: bool,
+    pub options: Options,
 }
 
 impl OptionValue for Option<Restore> {

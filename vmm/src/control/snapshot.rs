@@ -2,7 +2,7 @@
 //! them and passes them on.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{self, BufReader, ErrorKind};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -11,18 +11,11 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
-use crate::config::Config;
-use crate::snapshot::Saved;
-pub use crate::snapshot::{MACHINE, MEMORY, UNFINISHED};
+pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
 
-/// Saves the machine in a folder, which must be new or empty. Nothing is left of a snapshot that
-/// fails.
-pub fn save(client: &mut Client, dir: &Path, then: Then) -> anyhow::Result<Value> {
-    save_within(client, dir, then, None)
-}
-
-/// Like [`save`], but fails if the machine needs more than these seconds; it then continues.
-pub fn save_within(
+/// Saves the machine in a folder, which is created if necessary. Fails if the machine needs more
+/// than the seconds `within`; it then continues. Nothing is left of a snapshot that fails.
+pub fn save(
     client: &mut Client,
     dir: &Path,
     then: Then,
@@ -36,31 +29,38 @@ pub fn save_within(
     Ok(answer)
 }
 
-/// Whether the folder holds the snapshot of a machine that ended with it. If its client was
-/// interrupted at the end, the snapshot gets its name here.
-pub fn complete(dir: &Path) -> anyhow::Result<bool> {
-    if !dir.join(MACHINE).exists() {
-        if unfinished(dir).is_none_or(|saved| saved.then != Then::Quit) {
-            return Ok(false);
-        }
+/// Gives the snapshot of a machine that ended with it its name, if the client was interrupted at
+/// the end.
+pub fn finish_interrupted(dir: &Path) -> anyhow::Result<()> {
+    let is_named = dir.join(MACHINE).try_exists()?;
+    if !is_named && unfinished(dir)?.is_some_and(|header| header.then == Then::Quit) {
         name(dir).with_context(|| dir.display().to_string())?;
     }
-    Ok(true)
+    Ok(())
 }
 
-/// The configuration of the machine that ended with the snapshot in this folder, if there is one.
-pub fn config(dir: &Path) -> anyhow::Result<Option<Config>> {
-    let saved = match File::open(dir.join(MACHINE)) {
-        Ok(file) => Some(Saved::read(file)?),
-        Err(error) if error.kind() == ErrorKind::NotFound => unfinished(dir),
+/// The header of the snapshot in this folder, if its machine ended with it.
+pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
+    let header = match File::open(dir.join(MACHINE)) {
+        Ok(file) => Some(Header::read(&mut BufReader::new(file))?),
+        Err(error) if error.kind() == ErrorKind::NotFound => unfinished(dir)?,
         Err(error) => return Err(error.into()),
     };
-    Ok(saved.filter(|saved| saved.then == Then::Quit).map(|saved| saved.config))
+    Ok(header.filter(|header| header.then == Then::Quit))
 }
 
-/// The snapshot that is complete but for its name.
-fn unfinished(dir: &Path) -> Option<Saved> {
-    File::open(dir.join(UNFINISHED)).ok().and_then(|file| Saved::read(file).ok())
+/// The header of the snapshot that is complete but for its name.
+fn unfinished(dir: &Path) -> anyhow::Result<Option<Header>> {
+    let checked = match File::open(dir.join(UNFINISHED)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(Into::into).and_then(|file| Header::check(&file)),
+    };
+    match checked {
+        Ok(header) => Ok(Some(header)),
+        // It is unknown whether it is complete.
+        Err(error) if error.is::<io::Error>() => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 fn name(dir: &Path) -> anyhow::Result<()> {
@@ -82,8 +82,9 @@ impl Folder {
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 new = false;
-                let empty = fs::read_dir(path)?.next().is_none();
-                ensure!(empty, "it is not empty: save the machine in a new folder");
+                // Other files may be there: NFS keeps removed ones that are still open.
+                let taken = path.join(MACHINE).try_exists()?;
+                ensure!(!taken, "it has a snapshot: save the machine in another folder");
             }
             other => other?,
         }
@@ -107,7 +108,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         // The machine may have ended with this snapshot, and not have answered any more.
-        if !self.finished && unfinished(&self.path).is_none() {
+        if !self.finished && unfinished(&self.path).is_ok_and(|found| found.is_none()) {
             for name in [UNFINISHED, MEMORY] {
                 fs::remove_file(self.path.join(name)).ok();
             }

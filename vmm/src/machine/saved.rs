@@ -21,7 +21,7 @@ use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
-use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory};
+use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory, refusal};
 
 /// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
@@ -78,6 +78,10 @@ pub(super) fn marks(
 impl Snapshot {
     /// The saved features of each processor, if this host has them.
     pub(super) fn cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
+        self.known_cpuid(plan).map_err(refusal)
+    }
+
+    fn known_cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
         let saved = &self.saved.cpuid;
         ensure!(
             saved.len() == plan.apic_ids.len() && self.saved.moment.processors.len() == saved.len(),
@@ -109,21 +113,15 @@ impl Machine {
         }
         let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
         self.parked = Some(moment);
+        self.complete_disks()?;
         // An interrupt that a device sent before it was parked may reach its processor late.
         let memory = self.save_memory(memory, limit).context("memory")?;
         let states = self.parked.iter_mut().flat_map(|moment| &mut moment.processors);
         for (vcpu, (state, _)) in self.processors.each().zip(states) {
             vcpu.add_interrupts(state)?;
         }
-        for disk in self.board.shared.disks.all() {
-            disk.image.complete().with_context(|| disk.path.display().to_string())?;
-        }
-        // The snapshot must not be on the disk before the writes that its guest relies on.
-        for path in self.built.files.values() {
-            let synced = File::open(path).and_then(|file| file.sync_all());
-            synced.with_context(|| path.display().to_string())?;
-        }
-        let mut files = marks(&self.built.files, &self.config)?;
+        limit.check()?;
+        let mut files = self.current_marks()?;
         files.extend(self.backing_marks()?);
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
@@ -132,6 +130,37 @@ impl Machine {
         let written = saved.write(machine);
         self.parked = Some(saved.moment);
         written
+    }
+
+    /// Makes the disks durable: the snapshot must not be on the disk before the writes that its
+    /// guest relies on. The devices are parked, so that no more come.
+    fn complete_disks(&self) -> anyhow::Result<()> {
+        for disk in self.board.shared.disks.all() {
+            disk.image.complete().with_context(|| disk.path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The files as they are now. In its jail, the process may have no right to open them again.
+    fn current_marks(&self) -> anyhow::Result<Vec<Mark>> {
+        let disks = &self.board.shared.disks;
+        let mut open: Vec<_> = disks.all().iter().map(|it| (it.name.clone(), it.clone())).collect();
+        open.extend(
+            disks.trays().iter().filter_map(|it| Some((it.name().to_owned(), it.medium()?))),
+        );
+        let mut marks = Vec::new();
+        for (name, path) in &self.built.files {
+            let drive = open.iter().find(|it| it.0 == *name).map(|it| &it.1);
+            let found = drive.map_or(Ok(None), |drive| drive.image.metadata());
+            marks.push(match found.with_context(|| path.display().to_string())? {
+                Some(found) => Mark::new(name.clone(), &found),
+                None => Mark::of(name, path)?,
+            });
+        }
+        if let Some(path) = &self.config.vars {
+            marks.push(Mark::of("--vars", path)?);
+        }
+        Ok(marks)
     }
 
     /// Fails if a part of the state is in hardware, or lost at the end, or if the machine is no
@@ -274,6 +303,10 @@ impl Machine {
     /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
     /// changed yet.
     pub(super) fn check(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
+        self.fits(saved, marks).map_err(refusal)
+    }
+
+    fn fits(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
         compare(&saved.layout, &self.built.layout)?;
         let sizes = self.mappings().map(|region| region.size() as u64);
         ensure!(

@@ -166,7 +166,7 @@ impl MainLoop {
         let (machine, memory) = (copy(machine)?, copy(memory)?);
         let start = Instant::now();
         let limit = Limit::new(within);
-        self.settle()?;
+        self.settle(limit)?;
         let was_parked = self.machine.is_parked();
         let refused = match (self.end.is_some(), self.holds) {
             (true, _) => Some("the machine is being shut down"),
@@ -178,6 +178,10 @@ impl MainLoop {
             bail!(refused);
         }
         let saved = self.machine.save(&machine, &memory, then, limit);
+        if saved.is_err() {
+            // The machine continues here: nobody may continue from what was written.
+            machine.set_len(0).and_then(|()| machine.sync_all()).ok();
+        }
         // A machine that was parked before stays so: its disks may be being copied.
         if !was_parked && (saved.is_err() || then == Then::Resume) {
             self.unpark()?;
@@ -191,8 +195,12 @@ impl MainLoop {
 
     /// Pauses the processors, and handles all that they and the devices requested before. Other
     /// commands wait.
-    fn settle(&mut self) -> anyhow::Result<()> {
+    fn settle(&mut self, limit: Limit) -> anyhow::Result<()> {
         loop {
+            if let Err(error) = limit.check() {
+                self.resume_if_allowed();
+                return Err(error);
+            }
             self.machine.pause();
             let ended = match self.notices.try_recv() {
                 Err(_) => return Ok(()),

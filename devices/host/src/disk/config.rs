@@ -346,7 +346,11 @@ impl Image for File {
     }
 
     fn complete(&self) -> io::Result<()> {
-        self.raw.flush()
+        self.raw.sync()
+    }
+
+    fn metadata(&self) -> io::Result<Option<Metadata>> {
+        self.raw.file.metadata().map(Some)
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

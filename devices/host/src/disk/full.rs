@@ -91,6 +91,10 @@ impl Image for RetryWhenFull {
         self.inner.complete()
     }
 
+    fn metadata(&self) -> std::io::Result<Option<Metadata>> {
+        self.inner.metadata()
+    }
+
     fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
         self.inner.backing_files()
     }

@@ -104,6 +104,10 @@ impl Image for Limited {
         self.inner.complete()
     }
 
+    fn metadata(&self) -> std::io::Result<Option<std::fs::Metadata>> {
+        self.inner.metadata()
+    }
+
     fn backing_files(&self) -> std::io::Result<Vec<std::fs::Metadata>> {
         self.inner.backing_files()
     }

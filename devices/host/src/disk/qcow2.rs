@@ -172,7 +172,7 @@ pub(super) struct Qcow2 {
     header: Header,
     size: AtomicU64,
     backing: Option<Arc<dyn Medium>>,
-    /// The files of the whole chain.
+    /// The backing files of the whole chain, the nearest first.
     backing_files: Vec<File>,
     tables: Mutex<Tables>,
     /// Held shared while clusters stay in place, and exclusively while their allocation changes.
@@ -201,6 +201,10 @@ impl Image for Disk {
 
     fn complete(&self) -> io::Result<()> {
         self.image.complete()
+    }
+
+    fn metadata(&self) -> io::Result<Option<Metadata>> {
+        self.image.raw.file.metadata().map(Some)
     }
 
     fn backing_files(&self) -> io::Result<Vec<Metadata>> {
@@ -265,7 +269,8 @@ impl Qcow2 {
         // The second flush frees the clusters that the first one released.
         self.flush()?;
         self.flush()?;
-        self.mark(false)
+        self.mark(false)?;
+        self.raw.sync()
     }
 
     fn cluster(&self) -> u64 {

@@ -184,6 +184,12 @@ impl Raw {
         io::Error::other(format!("earlier writes are lost: {error}"))
     }
 
+    /// Makes everything durable, with the times of the file.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.flush()?;
+        if self.read_only { Ok(()) } else { self.file.sync_all() }
+    }
+
     /// Whether the buffer's address is invalid for direct I/O.
     fn misaligned(&self, buffer: &[u8]) -> bool {
         let address = buffer.as_ptr().addr() as u64;

@@ -1,0 +1,183 @@
+//! The time in which a machine is saved to a file, and from the start of a process to the first
+//! byte of the guest that continues in it. The guest resets itself endlessly: each reset prints.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use serde_json::{Value, json};
+use transom_benches::machine::Machine;
+use transom_benches::rival::{OURS, Rival, rivals};
+use transom_benches::table::{Samples, measured, print, table};
+use vmm::control::snapshot::save;
+use vmm::control::{Client, Then};
+
+const ROUNDS: usize = 10;
+/// Bytes of the guest's memory that are not zero.
+const CONTENTS: usize = 256 << 20;
+const GUEST: &str = "then=triple checks=none";
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Of one snapshot: milliseconds of the save, milliseconds to the first byte, and MiB on the disk.
+type Figures = [f64; 3];
+
+const TITLES: [(&str, &str); 3] = [
+    ("snapshot: from the command to the end of the process", "ms"),
+    ("restore: from the start of the process to the guest's first byte", "ms"),
+    ("size of the snapshot", "MiB"),
+];
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let module = folder.path().join("module");
+    let noise: Vec<u8> = (0..=250).cycle().take(CONTENTS).collect();
+    fs::write(&module, noise)?;
+    // Firecracker ends when its guest resets. Cloud Hypervisor's guest gets no module.
+    let all = rivals(&folder, &["firecracker", "cloud-hypervisor", "qemu q35"])?;
+    let mut samples = [(); 3].map(|()| vec![Samples::new(); all.len()]);
+    for round in 0..=ROUNDS {
+        for (number, rival) in all.iter().enumerate() {
+            let rows = samples.iter_mut().map(|table| &mut table[number]);
+            let mut rows: Vec<_> = rows.collect();
+            if rows[0].has_failed() {
+                continue;
+            }
+            let dir = tempfile::tempdir_in(folder.path())?;
+            let result = figures(rival, &module, dir.path());
+            let result = measured(rival.name, rows.iter_mut().map(|row| &mut **row), result)?;
+            // The first round warms up caches.
+            for (row, figure) in rows.iter_mut().zip(result.into_iter().flatten()) {
+                if round > 0 {
+                    row.push(figure);
+                }
+            }
+        }
+    }
+    for ((title, unit), samples) in TITLES.iter().zip(&samples) {
+        print(&format!("{}\n", table(title, unit, &all, samples)));
+    }
+    Ok(())
+}
+
+fn figures(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+    let (control, file) = (dir.join("control"), dir.join("snapshot"));
+    let program = if rival.name == OURS { ours } else { qemu };
+    program(rival, module, &control, &file)
+}
+
+fn ours(rival: &Rival, module: &Path, control: &Path, dir: &Path) -> Result<Figures> {
+    let mut command = rival.command(GUEST)?;
+    let probe = module.with_file_name("probe.elf");
+    command.arg("--kernel").arg(probe).arg("--initrd").arg(module);
+    command.args(["--accept-emulation", "--control"]).arg(control);
+    let mut machine = Machine::start(&mut command)?;
+    machine.wait_for_guest()?;
+    let start = Instant::now();
+    save(&mut Client::connect_timeout(control, PATIENCE)?, dir, Then::Quit, None)?;
+    ends(&machine)?;
+    let saved = milliseconds(start.elapsed());
+    drop(machine);
+    let mut restore = Command::new(command.get_program());
+    restore.env("VMM_LOG", "off").args(["run", "--restore"]).arg(dir);
+    let first = Machine::start(&mut restore)?.read_output()?.1;
+    Ok([saved, milliseconds(first), mebibytes(&dir.join("memory"))?])
+}
+
+fn qemu(rival: &Rival, module: &Path, control: &Path, file: &Path) -> Result<Figures> {
+    let command = || {
+        let mut command = rival.command(GUEST)?;
+        command.arg("-initrd").arg(module);
+        anyhow::Ok(command)
+    };
+    let mut first = command()?;
+    first.arg("-qmp").arg(format!("unix:{},server=on,wait=off", control.display()));
+    let mut machine = Machine::start(&mut first)?;
+    machine.wait_for_guest()?;
+    let start = Instant::now();
+    let mut monitor = Monitor::connect(control)?;
+    // Without this, it writes 32 MiB/s so that a guest can run on meanwhile.
+    monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": 1_u64 << 40 }))?;
+    monitor.ask("stop", json!({}))?;
+    monitor.ask("migrate", json!({ "uri": format!("exec:cat > {}", file.display()) }))?;
+    loop {
+        let answer = monitor.ask("query-migrate", json!({}))?;
+        match answer["status"].as_str() {
+            Some("completed") => break,
+            Some("failed") => bail!("{answer}"),
+            _ => sleep(POLL_INTERVAL),
+        }
+    }
+    // A snapshot of ours is durable.
+    File::open(file)?.sync_all()?;
+    monitor.ask("quit", json!({}))?;
+    ends(&machine)?;
+    let saved = milliseconds(start.elapsed());
+    drop(machine);
+    let mut restore = command()?;
+    restore.arg("-incoming").arg(format!("exec:cat {}", file.display()));
+    let first = Machine::start(&mut restore)?.read_output()?.1;
+    Ok([saved, milliseconds(first), mebibytes(file)?])
+}
+
+/// Waits until the process has ended. It stays a zombie until the machine is dropped.
+fn ends(machine: &Machine) -> Result<()> {
+    let path = format!("/proc/{}/stat", machine.id());
+    let end = Instant::now() + PATIENCE;
+    while !fs::read_to_string(&path)?.contains(") Z ") {
+        ensure!(Instant::now() < end, "the process does not end");
+        sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn mebibytes(file: &Path) -> Result<f64> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    Ok((fs::metadata(file)?.blocks() * 512) as f64 / f64::from(1 << 20))
+}
+
+/// QEMU's machine protocol.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn connect(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut monitor = Self(BufReader::new(stream));
+        monitor.read()?;
+        monitor.ask("qmp_capabilities", json!({}))?;
+        Ok(monitor)
+    }
+
+    fn read(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        ensure!(self.0.read_line(&mut line)? > 0, "QEMU has ended");
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// Skips events.
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let question = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.0.get_mut(), "{question}")?;
+        loop {
+            let mut answer = self.read()?;
+            if let Some(error) = answer.get("error") {
+                bail!("{command}: {error}");
+            }
+            if answer.get("return").is_some() {
+                return Ok(answer["return"].take());
+            }
+        }
+    }
+}
