@@ -102,7 +102,7 @@ impl Pod {
             said(Command::new("cp").arg("--sparse=always").args([&from, &disk]))?;
             chown(&disk, Some(profile.owner), Some(profile.owner))?;
             fs::create_dir(volume.join("shared"))?;
-            chown(volume.join("shared"), Some(profile.owner), Some(profile.owner))?;
+            chown(volume.join("shared"), Some(OWNER), Some(OWNER))?;
         }
         let container = container(town, profile, &space, &folder)?;
         fs::write(folder.join("config.json"), container.to_string())?;

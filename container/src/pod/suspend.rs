@@ -32,6 +32,7 @@ use crate::settings::Shutdown;
 use crate::settings::host;
 use crate::settings::value::Value as _;
 use crate::source::Source;
+use crate::status::{Failure, Status};
 use crate::suspended;
 
 /// Interval at which the machine is asked whether it is there again.
@@ -73,7 +74,9 @@ impl SuspendFolder {
             return Ok(None);
         }
         let obstacle = match (Self::open(&path), &plan.source) {
+            (Ok(folder), _) if folder.continues != plan.suspended => return Err(in_use(&path)),
             (Ok(folder), _) if folder.continues => return Ok(Some(folder)),
+            (Err(error), _) if Status::of(&error) == Status::State => return Err(error),
             (Err(error), _) if plan.suspended => {
                 return Err(suspended::failure(&path, &format!("{error:#}")));
             }
@@ -111,7 +114,8 @@ impl SuspendFolder {
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
         let file = crate::files::open_itself(&lock, &mut options)?;
-        lock::exclusive(&file, &lock)?;
+        // The other one may be suspending its machine.
+        lock::exclusive(&file, &lock).map_err(|_| in_use(path))?;
         files::finish_interrupted(path)?;
         let continues = path.join(files::MACHINE).try_exists()?;
         let (path, lock) = (path.to_owned(), Arc::new(file));
@@ -236,6 +240,13 @@ impl SuspendFolder {
     }
 }
 
+/// The error about another pod on the same volume.
+fn in_use(path: &Path) -> anyhow::Error {
+    let path = path.display();
+    let sentence = format!("{path}: another container uses it: wait for its end, and start again");
+    Failure::new(Status::State, sentence)
+}
+
 /// Bytes of memory that a process has, also those that are swapped out.
 fn memory_of(id: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
@@ -265,7 +276,5 @@ pub(super) async fn set_clock(agent: &Agent) {
             Err(AgentError::Absent(_)) => sleep(Duration::from_secs(1)).await,
         }
     }
-    tracing::info!(
-        "the guest has no agent that sets its clock: it is late until it sets it itself"
-    );
+    tracing::info!("no agent sets the guest's clock: it is late until the guest corrects it");
 }
