@@ -25,7 +25,7 @@ const GUEST: &str = "then=triple checks=none";
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Of one snapshot: milliseconds of the save, milliseconds to the first byte, and MiB on the disk.
+/// The milliseconds of a save, the milliseconds to the first byte, and the MiB on the disk.
 type Figures = [f64; 3];
 
 const TITLES: [(&str, &str); 3] = [
@@ -103,11 +103,11 @@ fn qemu(rival: &Rival, module: &Path, control: &Path, file: &Path) -> Result<Fig
     let start = Instant::now();
     let mut monitor = Monitor::connect(control)?;
     // Without this, it writes 32 MiB/s so that a guest can run on meanwhile.
-    monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": 1_u64 << 40 }))?;
-    monitor.ask("stop", json!({}))?;
-    monitor.ask("migrate", json!({ "uri": format!("exec:cat > {}", file.display()) }))?;
+    monitor.ask("migrate-set-parameters", &json!({ "max-bandwidth": 1_u64 << 40 }))?;
+    monitor.ask("stop", &json!({}))?;
+    monitor.ask("migrate", &json!({ "uri": format!("exec:cat > {}", file.display()) }))?;
     loop {
-        let answer = monitor.ask("query-migrate", json!({}))?;
+        let answer = monitor.ask("query-migrate", &json!({}))?;
         match answer["status"].as_str() {
             Some("completed") => break,
             Some("failed") => bail!("{answer}"),
@@ -116,7 +116,7 @@ fn qemu(rival: &Rival, module: &Path, control: &Path, file: &Path) -> Result<Fig
     }
     // A snapshot of ours is durable.
     File::open(file)?.sync_all()?;
-    monitor.ask("quit", json!({}))?;
+    monitor.ask("quit", &json!({}))?;
     ends(&machine)?;
     let saved = milliseconds(start.elapsed());
     drop(machine);
@@ -156,7 +156,7 @@ impl Monitor {
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut monitor = Self(BufReader::new(stream));
         monitor.read()?;
-        monitor.ask("qmp_capabilities", json!({}))?;
+        monitor.ask("qmp_capabilities", &json!({}))?;
         Ok(monitor)
     }
 
@@ -167,7 +167,7 @@ impl Monitor {
     }
 
     /// Skips events.
-    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
+    fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         writeln!(self.0.get_mut(), "{question}")?;
         loop {

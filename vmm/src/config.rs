@@ -209,9 +209,10 @@ options! {
     /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
     /// them. `unchecked` skips the checksums of memory that is not copied. With `paused`, the guest
     /// waits for `vmm ctl resume`. With `options=given`, no option comes from the snapshot: its
-    /// guest may have taken the machine over that wrote it. The guest gets a new VM Generation ID, unless the machine ended
-    /// with the snapshot. Restore only your own snapshots.
-    "restore" "DIR[,copy][,unchecked][,paused][,options=saved|given]" restore: Option<Restore>,
+    /// guest may have taken the machine over that wrote it. The guest gets a new VM Generation ID,
+    /// unless the machine ended with the snapshot. Restore only your own snapshots.
+    "restore" "DIR[,copy][,unchecked][,paused][,options=given]"
+        restore: Option<Restore>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }

@@ -47,7 +47,7 @@ pub fn all() -> String {
          | 1 | a request could not be carried out |\n\
          | 2 | the command line or the configuration is wrong |\n\
          | 70 | KVM cannot run the guest: the message has registers and instruction bytes |\n\
-         | 66 | the snapshot is damaged, or does not fit to this machine, its disks or this host |\n\
+         | 66 | the snapshot is damaged, or does not fit this machine, its disks or the host |\n\
          | 77 | the jail forbids a system call: the message has its number and the thread |\n\
          | 88 | KVM is missing, or cannot run this machine |\n\
          | 128 + N | ended by signal N |\n",

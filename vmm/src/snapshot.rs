@@ -174,7 +174,7 @@ impl Snapshot {
     /// Opens a snapshot, and checks all but the contents of memory.
     pub fn open(from: &Restore) -> anyhow::Result<Self> {
         let opened = Self::open_files(from);
-        opened.with_context(|| format!("--restore {}", from.dir.display())).map_err(refusal)
+        refused(opened.with_context(|| format!("--restore {}", from.dir.display())))
     }
 
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
@@ -197,7 +197,7 @@ impl Snapshot {
         }
         let checked = memory::check(&self.memory, &self.saved.memory).context(MEMORY);
         let checked = checked.with_context(|| format!("--restore {}", self.from.dir.display()));
-        checked.map_err(refusal)
+        refused(checked)
     }
 
     /// Guest RAM with the contents of the snapshot.
@@ -223,9 +223,9 @@ impl Snapshot {
     }
 }
 
-/// The error about a snapshot that is damaged or does not fit, with its own exit status.
-pub fn refusal(error: anyhow::Error) -> anyhow::Error {
-    Failure::new(Status::Snapshot, format!("{error:#}"))
+/// Gives the error about a snapshot that is damaged or does not fit its own exit status.
+pub fn refused<T>(result: anyhow::Result<T>) -> anyhow::Result<T> {
+    result.map_err(|error| Failure::new(Status::Snapshot, format!("{error:#}")))
 }
 
 /// The reason why a folder has no snapshot.

@@ -21,7 +21,7 @@ use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
-use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory, refusal};
+use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory, refused};
 
 /// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
@@ -78,7 +78,7 @@ pub(super) fn marks(
 impl Snapshot {
     /// The saved features of each processor, if this host has them.
     pub(super) fn cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
-        self.known_cpuid(plan).map_err(refusal)
+        refused(self.known_cpuid(plan))
     }
 
     fn known_cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
@@ -303,7 +303,7 @@ impl Machine {
     /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
     /// changed yet.
     pub(super) fn check(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
-        self.fits(saved, marks).map_err(refusal)
+        refused(self.fits(saved, marks))
     }
 
     fn fits(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
