@@ -209,7 +209,7 @@ fn saved_with(disk: &Path, then: Then) -> Machine {
 fn refused(dir: &Path, words: &[&str]) -> String {
     let words = [&["run", "--restore", "."], words].concat();
     let Ended { status, stderr, .. } = run_in(dir, &words).expect("vmm");
-    assert_eq!(status, 1, "{words:?}: {stderr}");
+    assert_eq!(status, 66, "{words:?}: {stderr}");
     assert_eq!(stderr.lines().count(), 1, "{words:?}: {stderr}");
     stderr
 }

@@ -54,12 +54,16 @@ fn vioscsi_between_any_two_requests_and_in_the_middle_of_100() -> Result<()> {
 
 #[test]
 fn viostor_at_any_moment_of_all_checks() -> Result<()> {
-    each_mode("smp4", |mode, saves| at_any_moment(VIOSTOR, Kind::Sectors4096, mode, saves))
+    kmdf::thorough("viostor_at_any_moment_of_all_checks", || {
+        each_mode("smp4", |mode, saves| at_any_moment(VIOSTOR, Kind::Sectors4096, mode, saves))
+    })
 }
 
 #[test]
 fn vioscsi_at_any_moment_of_all_checks() -> Result<()> {
-    each_mode("smp2", |mode, saves| at_any_moment(VIOSCSI, Kind::Sectors512, mode, saves))
+    kmdf::thorough("vioscsi_at_any_moment_of_all_checks", || {
+        each_mode("smp2", |mode, saves| at_any_moment(VIOSCSI, Kind::Sectors512, mode, saves))
+    })
 }
 
 #[test]
