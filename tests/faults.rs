@@ -324,9 +324,9 @@ fn a_signal_ends_the_pod_at_any_time() -> Result<()> {
     pod.signal(Signal::TERM)?;
     pod.says("Stopping the probe", 1)?;
     pod.signal(Signal::TERM)?;
-    pod.says("the guest is shutting down: SIGINT", 1)?;
+    pod.says("the machine is being stopped: SIGINT", 1)?;
     pod.signal(Signal::HUP)?;
-    pod.says("the guest is shutting down: SIGINT", 2)?;
+    pod.says("the machine is being stopped: SIGINT", 2)?;
     let start = Instant::now();
     pod.signal(Signal::INT).ok();
     let status = pod.wait(PATIENCE)?;

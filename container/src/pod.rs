@@ -67,6 +67,7 @@ use crate::setup_disk::SetupDisk;
 use crate::source::Source;
 use crate::status::SIGNALS;
 use crate::story::{Phase, Story, log_layer};
+use crate::suspended;
 use crate::web::{self, WebState};
 
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
@@ -154,6 +155,12 @@ async fn run_to_end(
     let (runtime_folder, volume) = tokio::select! {
         both = run_in_thread("folders", move || prepare_folders(&planned)) => both?,
         status = signals.peek() => return Ok(status),
+    };
+    // Meanwhile, the machine of a killed pod may have ended with its snapshot.
+    let suspended = suspended::find(&suspended::folder(&plan.input.settings, Path::new("/")))?;
+    let plan = match suspended.is_some() == plan.suspended {
+        true => plan,
+        false => Arc::new(Plan::make(environment, Path::new("/"))?),
     };
     // The probe has no volume of its own, but disks on it can be attached to the probe.
     let storage = Some(plan.input.settings.storage.folder.as_path()).filter(|it| it.is_dir());

@@ -143,7 +143,8 @@ fn a_kill_at_any_moment_loses_at_most_what_a_power_cut_does() -> Result<()> {
         until("it neither starts nor continues", || {
             let said = next.stdout.text();
             Ok(said.contains(CONTINUES) || said.contains("The probe runs"))
-        })?;
+        })
+        .with_context(|| format!("{round}: {}{}", next.stdout.text(), next.stderr.text()))?;
         let continued = next.stdout.text().contains(CONTINUES);
         ensure!(!(ran && continued), "{round}: continued twice: {}", pod.stdout.text());
         if continued {

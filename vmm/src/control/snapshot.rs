@@ -43,7 +43,7 @@ pub fn finish_interrupted(dir: &Path) -> anyhow::Result<()> {
 pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
     let header = match File::open(dir.join(MACHINE)) {
         Ok(file) => Some(Header::read(&mut BufReader::new(file))?),
-        Err(error) if error.kind() == ErrorKind::NotFound => unfinished(dir)?,
+        Err(error) if is_absent(&error) => unfinished(dir)?,
         Err(error) => return Err(error.into()),
     };
     Ok(header.filter(|header| header.then == Then::Quit))
@@ -52,7 +52,7 @@ pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
 /// The header of the snapshot that is complete but for its name.
 fn unfinished(dir: &Path) -> anyhow::Result<Option<Header>> {
     let checked = match File::open(dir.join(UNFINISHED)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_absent(&error) => return Ok(None),
         opened => opened.map_err(Into::into).and_then(|file| Header::check(&file)),
     };
     match checked {
@@ -61,6 +61,10 @@ fn unfinished(dir: &Path) -> anyhow::Result<Option<Header>> {
         Err(error) if error.is::<io::Error>() => Err(error),
         Err(_) => Ok(None),
     }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 fn name(dir: &Path) -> anyhow::Result<()> {
