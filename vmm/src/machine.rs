@@ -248,7 +248,8 @@ pub fn build(
         None => ram::map(&plan.config.memory, &plan.regions(), None)?,
     };
     let files = saved::files(&plan);
-    let marks = snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&files, &plan.config))?;
+    let marks =
+        snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&files, &plan.config, |_| Ok(None)))?;
     let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
 
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };

@@ -1,7 +1,8 @@
 //! Saves a machine, and builds it again from what was saved.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -60,14 +61,19 @@ pub(super) fn files(plan: &Plan) -> BTreeMap<String, PathBuf> {
     files
 }
 
-/// The files as they are now. Before they are opened, which may change them, for a comparison.
+/// The files as they are now: before they are opened, which may change them, for a comparison, or
+/// those that are `open` by the names of their devices.
 pub(super) fn marks(
     files: &BTreeMap<String, PathBuf>,
     config: &Config,
+    open: impl Fn(&str) -> io::Result<Option<Metadata>>,
 ) -> anyhow::Result<Vec<Mark>> {
     let mut marks = Vec::new();
     for (name, path) in files {
-        marks.push(Mark::of(name, path)?);
+        marks.push(match open(name).with_context(|| path.display().to_string())? {
+            Some(found) => Mark::new(name.clone(), &found),
+            None => Mark::of(name, path)?,
+        });
     }
     if let Some(path) = &config.vars {
         marks.push(Mark::of("--vars", path)?);
@@ -148,19 +154,10 @@ impl Machine {
         open.extend(
             disks.trays().iter().filter_map(|it| Some((it.name().to_owned(), it.medium()?))),
         );
-        let mut marks = Vec::new();
-        for (name, path) in &self.built.files {
-            let drive = open.iter().find(|it| it.0 == *name).map(|it| &it.1);
-            let found = drive.map_or(Ok(None), |drive| drive.image.metadata());
-            marks.push(match found.with_context(|| path.display().to_string())? {
-                Some(found) => Mark::new(name.clone(), &found),
-                None => Mark::of(name, path)?,
-            });
-        }
-        if let Some(path) = &self.config.vars {
-            marks.push(Mark::of("--vars", path)?);
-        }
-        Ok(marks)
+        marks(&self.built.files, &self.config, |name| {
+            let drive = open.iter().find(|it| it.0 == name);
+            drive.map_or(Ok(None), |(_, drive)| drive.image.metadata())
+        })
     }
 
     /// Fails if a part of the state is in hardware, or lost at the end, or if the machine is no
