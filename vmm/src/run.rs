@@ -208,16 +208,25 @@ impl RateLimit {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reset {
+    ByGuest,
+    ByCommand,
+}
+
 #[derive(Default)]
 struct Resets {
     count: u64,
+    /// Those of `count` that a command asked for.
+    commanded: u64,
     log_limit: RateLimit,
 }
 
 impl Resets {
     /// Counts a reset that began at `start` and has completed.
-    fn count(&mut self, start: Instant) {
+    fn count(&mut self, by: Reset, start: Instant) {
         self.count += 1;
+        self.commanded += u64::from(by == Reset::ByCommand);
         if self.log_limit.allow() {
             tracing::info!("reset {} took {:?}", self.count, start.elapsed());
         }
@@ -252,7 +261,7 @@ impl MainLoop {
     fn handle(&mut self, notice: Notice) -> anyhow::Result<Option<u8>> {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
-            Notice::Device(Event::Reset) => self.reset()?,
+            Notice::Device(Event::Reset) => self.reset(Reset::ByGuest)?,
             Notice::Device(Event::StopProcessors) => {
                 self.holds += 1;
                 self.machine.pause();
@@ -277,7 +286,9 @@ impl MainLoop {
 
     fn stopped(&mut self, stop: Stop) -> anyhow::Result<Option<u8>> {
         match stop {
-            Stop::TripleFault | Stop::System(SYSTEM_RESET, _) => self.reset()?,
+            Stop::TripleFault | Stop::System(SYSTEM_RESET, _) => {
+                self.reset(Reset::ByGuest)?;
+            }
             Stop::System(SYSTEM_SHUTDOWN, _) => return Ok(Some(Status::Off as u8)),
             Stop::System(SYSTEM_CRASH, codes) => {
                 // The guest now writes its crash dump: let it run. It resets or powers off by
@@ -302,7 +313,7 @@ impl MainLoop {
         Ok(None)
     }
 
-    fn reset(&mut self) -> anyhow::Result<()> {
+    fn reset(&mut self, by: Reset) -> anyhow::Result<()> {
         let start = Instant::now();
         self.machine.pause();
         // Several processors may have requested this reset: drop the duplicates. Other events are
@@ -317,7 +328,7 @@ impl MainLoop {
         }
         self.machine.prepare()?;
         self.resume_if_allowed();
-        self.resets.count(start);
+        self.resets.count(by, start);
         for notice in deferred {
             if let Some(status) = self.handle(notice)? {
                 self.end = Some((Instant::now(), status));

@@ -238,10 +238,8 @@ impl Monitors {
     /// Carries out a command that changes the machine's state, and reports the change first, as
     /// QEMU does.
     async fn change(&self, command: Command) -> Result<Value, Failure> {
-        // Changes before this command are not its own.
-        self.events.observe(false).await;
         let done = self.press(command).await;
-        self.events.observe(true).await;
+        self.events.observe().await;
         done
     }
 

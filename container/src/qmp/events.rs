@@ -23,7 +23,17 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     runs: bool,
-    resets: u64,
+    guest_resets: u64,
+    commanded_resets: u64,
+}
+
+impl State {
+    fn of(status: &Value) -> Self {
+        let count = |name: &str| status[name].as_u64().unwrap_or_default();
+        let commanded_resets = count("commanded_resets");
+        let guest_resets = count("resets").saturating_sub(commanded_resets);
+        Self { runs: runs(status), guest_resets, commanded_resets }
+    }
 }
 
 /// An event for all clients, and whether it is the last one.
@@ -57,24 +67,25 @@ impl Events {
 
     pub(super) async fn subscribe(&self) -> Receiver<Event> {
         let receiver = self.sender.subscribe();
-        self.observe(false).await;
+        self.observe().await;
         self.subscribed.notify_one();
         receiver
     }
 
-    /// Reports changes since the last call. `ours` is set after a command of a client.
-    pub(super) async fn observe(&self, ours: bool) {
+    /// Reports changes since the last call.
+    pub(super) async fn observe(&self) {
         if self.sender.receiver_count() == 0 {
             return;
         }
         let mut seen = self.seen.lock().await;
         let Some(status) = self.status().await else { return };
-        let now =
-            State { runs: runs(&status), resets: status["resets"].as_u64().unwrap_or_default() };
+        let now = State::of(&status);
         let Some(before) = seen.replace(now) else { return };
-        if now.resets > before.resets {
-            let reason = if ours { "host-qmp-system-reset" } else { "guest-reset" };
-            self.send("RESET", json!({ "guest": !ours, "reason": reason }));
+        if now.guest_resets > before.guest_resets {
+            self.send("RESET", json!({ "guest": true, "reason": "guest-reset" }));
+        }
+        if now.commanded_resets > before.commanded_resets {
+            self.send("RESET", json!({ "guest": false, "reason": "host-qmp-system-reset" }));
         }
         match (before.runs, now.runs) {
             (true, false) => self.send("STOP", Value::Null),
@@ -97,7 +108,7 @@ impl Events {
             };
             if listens {
                 sleep(INTERVAL).await;
-                self.observe(false).await;
+                self.observe().await;
             } else {
                 self.subscribed.notified().await;
             }

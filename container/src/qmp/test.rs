@@ -22,6 +22,7 @@ const IDLE: Duration = Duration::from_millis(3500);
 struct Fake {
     paused: bool,
     resets: u64,
+    commanded_resets: u64,
     /// The commands so far, except questions about the status.
     commands: Vec<Value>,
     /// Number of questions about the status.
@@ -37,12 +38,16 @@ impl Fake {
                 self.questions += 1;
                 let state = if self.paused { "paused" } else { "running" };
                 return json!({ "ok": { "state": state, "resets": self.resets,
+                    "commanded_resets": self.commanded_resets,
                     "uuid": "564d1f3a-\u{1b}0000-4000-8000-000000000007",
                     "usb": ["usb-keyboard", "usb-tablet\u{7}"] } });
             }
             "pause" => self.paused = true,
             "resume" => self.paused = false,
-            "reset" => self.resets += 1,
+            "reset" => {
+                self.resets += 1;
+                self.commanded_resets += 1;
+            }
             "quit" if !self.quits => return json!({ "error": "it is\u{7} busy" }),
             _ => {}
         }

@@ -19,7 +19,7 @@ use screen::keys::layout::Stroke;
 use screen::keys::{Combination, text};
 use serde_json::{Value, json};
 
-use super::{MainLoop, Notice};
+use super::{MainLoop, Notice, Reset};
 use crate::control::{Command, LinkState, Request, Then};
 use crate::plug;
 use crate::screenshot::{self, Picture};
@@ -49,7 +49,7 @@ impl MainLoop {
                 status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
                 saved
             }
-            Command::Reset => self.reset().map(|()| json!({})),
+            Command::Reset => self.reset(Reset::ByCommand).map(|()| json!({})),
             Command::PowerButton => press(&self.machine.shared().buttons),
             Command::Nmi => self.nmi(),
             Command::Registers => Ok(json!({ "registers": self.registers() })),
@@ -97,6 +97,7 @@ impl MainLoop {
         json!({
             "state": self.state(),
             "resets": self.resets.count,
+            "commanded_resets": self.resets.commanded,
             "processors": self.machine.config.cpus.count,
             "memory": self.machine.config.memory.size.0,
             "pid": std::process::id(),
