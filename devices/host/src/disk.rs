@@ -4,6 +4,7 @@
 //! every disk has (waiting for free space on the volume, rate limits) are layers with a channel of
 //! their own in front of the image's.
 
+mod backing;
 mod config;
 mod device;
 mod drive;
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::{Memory, Piece};
 
+pub use backing::BackingFile;
 pub use config::Expected;
 pub use config::{Config, Direct, FileId, Sector, open};
 pub use drive::{Disks, Drive, Watch};

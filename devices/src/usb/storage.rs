@@ -32,7 +32,7 @@ use crate::device::{Device, Saved};
 use crate::grants::{Build, Grants, HostSide};
 use crate::scsi::{Bus, MediaEvent, Profile, Sense, open_medium};
 use host::disk::{
-    self, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray,
+    self, BackingFile, Changes, Direct, Drive, Expected, FileId, Format, MediumOpener, Sector, Tray,
 };
 use host::memory::Memory;
 use host::size::Size;
@@ -74,9 +74,9 @@ pub struct Config {
     /// patches of a read-only disk, as `OFFSET:OLD:NEW+...` with bytes in hexadecimal: the guest
     /// reads NEW where the file has OLD.
     pub overlay: Changes,
-    /// Allows the backing file of a qcow2 image in any folder. By default, only in that of the
-    /// image.
-    pub backing: bool,
+    /// `on` allows the backing file of a qcow2 image in any folder. By default, only in that of the
+    /// image. Or the path of the backing file, whatever the image names.
+    pub backing: BackingFile,
     /// The serial number: at most 20 ASCII characters. By default, made from the name of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -100,7 +100,7 @@ impl Default for Config {
             bandwidth: None,
             discard: true,
             overlay: Changes::None,
-            backing: false,
+            backing: BackingFile::OwnFolder,
             serial: None,
             file: Expected::Any,
         }
@@ -144,7 +144,7 @@ impl Config {
             bandwidth: self.bandwidth,
             discard: self.discard,
             overlay: self.overlay.clone(),
-            backing: self.backing,
+            backing: self.backing.clone(),
             serial: self.serial.clone(),
             queues: Some(1),
             ..disk::Config::new(self.path.clone().unwrap_or_default())

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::backing::BackingFile;
 use super::format::{Format, choose};
 use super::full::{OnFull, RetryWhenFull};
 use super::limit::Limited;
@@ -63,10 +64,11 @@ pub struct Config {
     /// reads NEW where the file has OLD.
     #[serde(default)]
     pub overlay: Changes,
-    /// Allows the backing file of a qcow2 image to be in any folder. Otherwise it must be in the
-    /// image's own folder, because its name comes from the image, which may not be trusted.
+    /// `on` allows the backing file of a qcow2 image to be in any folder. Otherwise it must be in
+    /// the image's own folder, because its name comes from the image, which may not be trusted. Or
+    /// the path of the backing file, whatever the image names; its format follows from its name.
     #[serde(default)]
-    pub backing: bool,
+    pub backing: BackingFile,
     /// PCI slot of the controller. Defaults to the first free slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
@@ -197,7 +199,7 @@ impl Config {
             bandwidth: None,
             discard: true,
             overlay: Changes::None,
-            backing: false,
+            backing: BackingFile::OwnFolder,
             slot: None,
             queues: None,
             serial: None,
@@ -258,6 +260,8 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
     }
     let image: Arc<dyn Image> = match choose(config.format, &config.path, &opened.file)? {
         Format::Raw => {
+            let named = matches!(config.backing, BackingFile::This(_));
+            ensure!(!named, "{name}: only qcow2 images have a backing file: leave `backing` out");
             let raw = Arc::new(Raw::new(opened, config)?);
             check_size(&config.path, raw.geometry().size, config.sector.bytes())?;
             match changed(&name, raw.clone(), config)? {

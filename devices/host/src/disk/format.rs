@@ -20,6 +20,16 @@ pub enum Format {
     Qcow2,
 }
 
+impl Format {
+    /// The name in `qemu-img`, and in images over such a base.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}
+
 pub(super) const QCOW2: &[u8] = b"QFI\xfb";
 
 /// Known images: offset, magic bytes, description, name of the format in `qemu-img`.

@@ -6,9 +6,7 @@
 //!
 //! Threats: images come from strangers, and the guests of their owners write them. Every number in
 //! the file is checked where it is used, and an invalid one fails only that request. The name of a
-//! backing file could make us read any file of the host. It is followed only within the image's own
-//! folder, after links are resolved, unless the user sets `backing=on`. It is never followed to the
-//! network.
+//! backing file is followed by the rules of [`BackingFile`].
 //!
 //! Why not a library: imago 0.2.6 is the best maintained one, but it writes an L1 entry before the
 //! refcount of the table that the entry refers to. A process that is killed in between leaves an
@@ -24,12 +22,13 @@ mod tables;
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
+use super::backing::BackingFile;
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
 use super::raw::{LockedFile, Raw, check_size, open_locked};
@@ -39,7 +38,7 @@ use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
 use tables::{Tables, damaged};
 
-pub use empty::{create, is_written, size};
+pub use empty::{create, create_over, is_over, is_written, size};
 pub use peek::peek;
 
 /// Maximum length of a backing chain, which may be circular.
@@ -57,7 +56,11 @@ fn chain(opened: LockedFile, config: &Config, more: usize) -> anyhow::Result<Qco
     check_size(&config.path, header.size, config.sector.bytes())?;
     let (backing, files) = match &header.backing {
         Some(name) => backing(name, &header, config, more).map(|it| (Some(it.0), it.1))?,
-        None => (None, Vec::new()),
+        None => {
+            let named = matches!(config.backing, BackingFile::This(_));
+            ensure!(!named, "it has no backing file, but `backing` names one: leave that out");
+            (None, Vec::new())
+        }
     };
     // With small clusters, tables may be smaller than the alignment of direct I/O.
     let small = header.cluster_bits < 12 && config.direct == Direct::Auto;
@@ -107,16 +110,16 @@ fn backing(
     more: usize,
 ) -> anyhow::Result<(Arc<dyn Medium>, Vec<File>)> {
     ensure!(more > 0, "more than {MAX_BACKING_FILES} backing files in a chain");
-    let path = backing_path(name, config)?;
-    let format = match header.backing_format.as_deref() {
-        Some("qcow2") => Some(Format::Qcow2),
-        Some("raw" | "file") => Some(Format::Raw),
-        None => None,
-        Some(other) => {
-            bail!("its backing file {name} has the format {other}, which is not supported")
-        }
+    let format = header.backing_format.as_deref();
+    let (path, format) = config.backing.find(&config.path, name, format)?;
+    let below = Config {
+        path,
+        format,
+        readonly: true,
+        overlay: Changes::None,
+        backing: config.backing.below(),
+        ..config.clone()
     };
-    let below = Config { path, format, readonly: true, overlay: Changes::None, ..config.clone() };
     let context = || format!("its backing file {}", below.path.display());
     let opened = open_locked(&below.path, true).with_context(context)?;
     let mut files = vec![opened.file.try_clone().with_context(context)?];
@@ -128,24 +131,6 @@ fn backing(
             (Arc::new(image), files)
         }
     })
-}
-
-/// The resolved path of a backing file, if it is allowed.
-fn backing_path(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
-    let plain = name.strip_prefix("file:").unwrap_or(name);
-    let scheme = plain.split('/').next().is_some_and(|first| first.contains(':'));
-    ensure!(!scheme, "its backing file {name} is not a file, and only files are supported");
-    let image = config.path.canonicalize().with_context(|| config.path.display().to_string())?;
-    let folder = image.parent().unwrap_or(Path::new("/"));
-    // An absolute name replaces the folder.
-    let wanted = folder.join(plain);
-    let context = || format!("its backing file {}", wanted.display());
-    let path = wanted.canonicalize().with_context(context)?;
-    ensure!(
-        config.backing || path.parent() == Some(folder),
-        "its backing file {name} is not in its own folder: set `backing=on` if you trust the image"
-    );
-    Ok(path)
 }
 
 /// Changes the header within its first sector.

@@ -2,9 +2,10 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use super::super::format::QCOW2;
-use super::header::Header;
+use super::super::format::{Format, QCOW2};
+use super::header::{Header, MAX_NAME_LENGTH};
 
 /// Bits of the cluster size: QEMU's default.
 const BITS: u32 = 16;
@@ -15,6 +16,20 @@ const COUNT: u64 = 2;
 
 /// Writes an image of this size in version 3, without a backing file.
 pub fn create(file: &File, size: u64) -> io::Result<()> {
+    write(file, size, None)
+}
+
+/// Like [`create`], over a backing file. Its name is for other programs:
+/// [`BackingFile::This`](super::super::BackingFile::This) decides what is read.
+pub fn create_over(file: &File, size: u64, base: &Path, format: Format) -> io::Result<()> {
+    let name = base.to_str().filter(|name| name.len() <= MAX_NAME_LENGTH);
+    let name = name.filter(|name| !name.chars().any(char::is_control));
+    let unsuitable =
+        || io::Error::new(ErrorKind::InvalidInput, "its name cannot be that of a base");
+    write(file, size, Some((name.ok_or_else(unsuitable)?, format)))
+}
+
+fn write(file: &File, size: u64, base: Option<(&str, Format)>) -> io::Result<()> {
     let wrong = || io::Error::new(ErrorKind::InvalidInput, "a qcow2 image cannot have this size");
     // The size that one L2 table maps.
     let reach = CLUSTER / ENTRY * CLUSTER;
@@ -38,8 +53,8 @@ pub fn create(file: &File, size: u64) -> io::Result<()> {
         incompatible: 0,
         autoclear: 0,
         refcount_order: 4,
-        backing: None,
-        backing_format: None,
+        backing: base.map(|(name, _)| name.to_owned()),
+        backing_format: base.map(|(_, format)| format.name().to_owned()),
         extended: false,
     };
     file.set_len(clusters * CLUSTER)?;
@@ -70,6 +85,11 @@ pub fn size(file: &File) -> io::Result<(u64, bool)> {
     Ok((header.size, header.backing.is_none() && header.cluster_bits >= BITS))
 }
 
+/// Whether an image has a backing file.
+pub fn is_over(file: &File) -> io::Result<bool> {
+    read(file).map(|header| header.backing.is_some())
+}
+
 /// Whether an image contains data: a cluster of its own, or a backing file.
 pub fn is_written(file: &File) -> io::Result<bool> {
     let header = read(file)?;
@@ -83,6 +103,30 @@ mod test {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn an_image_over_a_base_shows_the_base() {
+        let folder = tempfile::tempdir().unwrap();
+        let [base, above] = ["base.img", "above.qcow2"].map(|name| folder.path().join(name));
+        std::fs::write(&base, [7; 1 << 20]).unwrap();
+        let file = File::create_new(&above).unwrap();
+        create_over(&file, 2 << 20, &base, Format::Raw).unwrap();
+        assert!(is_written(&File::open(&above).unwrap()).unwrap());
+        for arguments in [
+            &["qemu-img", "check", "-f", "qcow2"][..],
+            &["qemu-io", "-f", "qcow2", "-c", "read -P 7 0 1M", "-c", "read -P 0 1M 1M"],
+        ] {
+            let output = Command::new(arguments[0]).args(&arguments[1..]).arg(&above).output();
+            let output = output.unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success() && !text.contains("failed"), "{arguments:?}: {text}");
+        }
+        let header = Header::read(&File::open(&above).unwrap()).unwrap();
+        assert_eq!(header.backing.as_deref(), base.to_str());
+        assert_eq!(header.backing_format.as_deref(), Some("raw"));
+        let long = folder.path().join("x".repeat(2000));
+        assert!(create_over(&file, 1 << 20, &long, Format::Raw).is_err());
+    }
 
     #[test]
     fn qemu_img_check_accepts_a_new_image() {

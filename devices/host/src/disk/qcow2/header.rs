@@ -41,7 +41,7 @@ const FEATURE_NAMES: u32 = 0x6803_f857;
 const MAX_L1_BYTES: u64 = 32 << 20;
 const MAX_REFTABLE_BYTES: u64 = 8 << 20;
 /// In bytes.
-const MAX_NAME_LENGTH: usize = 1023;
+pub(super) const MAX_NAME_LENGTH: usize = 1023;
 
 pub(super) const REPAIR_ADVICE: &str =
     "repair it with `qemu-img check -r all`, or set `readonly` to read it";
@@ -94,22 +94,36 @@ impl Header {
         Self::parse(&head)
     }
 
-    /// Encodes the header of a version 3 image without extensions and backing file.
+    /// Encodes the header of a version 3 image, with the name and format of its backing file.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut head = vec![0; VERSION_3];
+        let (mut name_at, mut name_length) = (0, 0);
+        if let Some(name) = &self.backing {
+            if let Some(format) = &self.backing_format {
+                head.extend(BACKING_FORMAT.to_be_bytes());
+                head.extend(short(format.len()).to_be_bytes());
+                head.extend(format.bytes());
+                head.resize(head.len().next_multiple_of(8), 0);
+            }
+            // The end of the extensions.
+            head.extend([0; 8]);
+            (name_at, name_length) = (head.len() as u64, short(name.len()));
+            head.extend(name.bytes());
+        }
         let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
-        let number = |number: usize| u32::try_from(number).expect("tables have limits");
+        put(BACKING, &name_at.to_be_bytes());
+        put(BACKING_SIZE, &name_length.to_be_bytes());
         put(0, QCOW2);
         put(VERSION, &self.version.to_be_bytes());
         put(CLUSTER_BITS, &self.cluster_bits.to_be_bytes());
         put(SIZE, &self.size.to_be_bytes());
-        put(L1_SIZE, &number(self.l1_entries).to_be_bytes());
+        put(L1_SIZE, &short(self.l1_entries).to_be_bytes());
         put(L1_OFFSET, &self.l1_offset.to_be_bytes());
         put(REFTABLE, &self.reftable_offset.to_be_bytes());
-        let clusters = number(self.reftable_entries * 8) >> self.cluster_bits;
+        let clusters = short(self.reftable_entries * 8) >> self.cluster_bits;
         put(REFTABLE_CLUSTERS, &clusters.to_be_bytes());
         put(REFCOUNT_ORDER, &self.refcount_order.to_be_bytes());
-        put(LENGTH, &number(VERSION_3).to_be_bytes());
+        put(LENGTH, &short(VERSION_3).to_be_bytes());
         head
     }
 
@@ -223,6 +237,10 @@ impl Header {
         );
         Ok(())
     }
+}
+
+fn short(number: usize) -> u32 {
+    u32::try_from(number).expect("tables and names have limits")
 }
 
 fn aligned(head: &[u8], at: usize, cluster: u64) -> anyhow::Result<u64> {

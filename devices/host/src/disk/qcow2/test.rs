@@ -30,7 +30,7 @@ fn follows_backing_files_only_in_its_own_folder_by_default() {
         create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
         let said = refusal(&image);
         assert!(said.contains("is not in its own folder: set `backing=on`"), "{said}");
-        let config = Config { backing: true, ..Config::new(&image) };
+        let config = Config { backing: BackingFile::Anywhere, ..Config::new(&image) };
         let disk = open_disk(&config, None).unwrap();
         assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [0x55; 512]);
     }
@@ -63,6 +63,47 @@ fn follows_backing_files_only_in_its_own_folder_by_default() {
     fs::write(&image, bytes).unwrap();
     fs::write(inner.join("near.raw"), b"QFI\xfb\0\0\0\x03").unwrap();
     assert!(refusal(&image).contains("begins like a qcow2 image"), "{}", refusal(&image));
+}
+
+#[test]
+fn a_configured_base_is_read_whatever_the_image_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let [images, bases] = ["images", "bases"].map(|name| folder.path().join(name));
+    fs::create_dir(&images).unwrap();
+    fs::create_dir(&bases).unwrap();
+    let [secret, base] = [images.join("secret.raw"), bases.join("base.img")];
+    fs::write(&secret, [0x55; 4096]).unwrap();
+    fs::write(&base, [0x66; 4096]).unwrap();
+    let image = images.join("disk.qcow2");
+    let over = |name: &Path| {
+        create_over(&File::create(&image).unwrap(), 1 << 20, name, Format::Qcow2).unwrap();
+    };
+    let config = Config { backing: BackingFile::This(base.clone()), ..Config::new(&image) };
+    for name in [&base, &secret, Path::new("nbd://10.0.0.1/x"), Path::new("gone")] {
+        over(name);
+        let disk = open_disk(&config, None).unwrap();
+        let mut driver = Driver::new(&disk);
+        assert_eq!(driver.read(0, 512).unwrap(), [0x66; 512]);
+        driver.write(0, &[1; 512]).unwrap();
+        assert_eq!(fs::read(&base).unwrap(), [0x66; 4096]);
+    }
+    // Many machines read one base, which nobody may write meanwhile.
+    let disk = open_disk(&config, None).unwrap();
+    fs::copy(&image, images.join("other.qcow2")).unwrap();
+    let other = Config { path: images.join("other.qcow2"), ..config.clone() };
+    let other = open_disk(&other, None).unwrap();
+    assert_eq!(Driver::new(&other).read(512, 512).unwrap(), [0x66; 512]);
+    assert!(refusal(&base).contains("is in use by"), "{}", refusal(&base));
+    drop((disk, other));
+    // The guest wrote the magic bytes of another format.
+    fs::write(&base, b"QFI\xfb").unwrap();
+    let refused = |config: &Config| format!("{:#}", open_disk(config, None).err().unwrap());
+    assert!(refused(&config).contains("begins like a qcow2 image"), "{}", refused(&config));
+    fs::write(&base, [0x66; 4096]).unwrap();
+    empty::create(&File::create(&image).unwrap(), 1 << 20).unwrap();
+    assert!(refused(&config).contains("has no backing file"), "{}", refused(&config));
+    let raw = Config { path: secret, ..config };
+    assert!(refused(&raw).contains("only qcow2 images have a backing file"), "{}", refused(&raw));
 }
 
 #[test]
@@ -475,7 +516,7 @@ fn missing_refcount_blocks_cost_no_memory() {
     let test = "missing_refcount_blocks_cost_no_memory";
     if let Some(path) = std::env::var_os(CHILD) {
         let before = peak();
-        drop(open_disk(&Config::new(PathBuf::from(path)), None).unwrap());
+        drop(open_disk(&Config::new(path), None).unwrap());
         let more = peak() - before;
         assert!(more < 64 << 20, "{more} bytes more");
         return;
