@@ -67,10 +67,10 @@ fn main() -> ExitCode {
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
     let sata = |stock: &Stock| boots_from("ahci-disk", stock);
     // `tries_disks_in_order` covers all kinds of disks.
-    tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme));
+    tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
     tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio));
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_boot_order", scsi));
-    tests.push(test("12", "boots_from_sata_and_keeps_the_boot_order", sata));
+    tests.push(test("12", "boots_from_sata_and_keeps_the_boot_order", sata).thorough());
     tests.push(test("13", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
     tests.push(test("13", "boots_from_sata_and_keeps_the_boot_order", sata).thorough());
     tests.push(test("12", "boots_from_a_cd_at_sata", boots_from_a_cd));

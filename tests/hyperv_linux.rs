@@ -84,8 +84,7 @@ fn main() -> ExitCode {
     for release in ["13", "12"] {
         let name = |says| format!("a_guest_on_linux_{release}_{says}");
         let probe = move || nested::runs_the_probe_also_after_a_reset(release);
-        let test = Test::new(name("runs_the_probe_also_after_a_reset"), probe);
-        tests.push(if release == "13" { test } else { test.thorough() });
+        tests.push(Test::new(name("runs_the_probe_also_after_a_reset"), probe).thorough());
         let linux = move || nested::runs_linux(release);
         tests.push(Test::new(name("runs_linux"), linux).thorough());
     }
