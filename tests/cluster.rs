@@ -4,6 +4,8 @@
 
 #[path = "cluster/agent.rs"]
 mod agent;
+#[path = "cluster/clones.rs"]
+mod clones;
 #[path = "cluster/pod.rs"]
 mod pod;
 #[path = "cluster/share.rs"]
@@ -26,10 +28,10 @@ use transom_tests::program::memory_kib;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 
-use self::pod::{ALL, BOOT, OWNER, Pod, Profile, line};
+use self::pod::{ALL, BOOT, DiskOf, OWNER, Pod, Profile, line};
 use self::town::{GIVE, MTU, OUTSIDE, OUTSIDE_6, TAKE, Town, WHO, data, six};
 
-const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12"];
+const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12", "QEMU_IMG"];
 /// The grace period of the pods' TIMEOUT.
 const BUDGET: Duration = Duration::from_secs(90);
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let tests = vec![
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
+        Test::new("pods_share_a_base", clones::share_a_base),
         Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
     ];
     Suite { lab: Lab { mib: 4096, seconds: 1800, assets: ASSETS }, tests }.main()
@@ -51,7 +54,7 @@ const RESTRICTED: Profile = Profile {
     capabilities: "",
     privileged: false,
     tun: false,
-    medium: false,
+    disk: DiskOf::Volume,
     words: &[
         "NETWORK=user",
         "HOST=ADA",
@@ -71,7 +74,7 @@ const TAP: Profile = Profile {
     capabilities: "NET_ADMIN NET_BIND_SERVICE SETUID SETGID SETPCAP CHOWN DAC_OVERRIDE",
     privileged: false,
     tun: true,
-    medium: false,
+    disk: DiskOf::Volume,
     words: &[
         "VNC_PORT=5900",
         "HOST=BOB",
@@ -84,7 +87,7 @@ const TAP: Profile = Profile {
 const MEDIUM: Profile = Profile {
     name: "medium",
     last: 12,
-    medium: true,
+    disk: DiskOf::Medium,
     // The CD is not Windows, and has no signature.
     words: &["NETWORK=user", "MANUAL=Y", "BOOT_MODE=windows"],
     ..RESTRICTED
@@ -98,7 +101,7 @@ const COMPATIBLE: Profile = Profile {
     capabilities: ALL,
     privileged: true,
     tun: true,
-    medium: false,
+    disk: DiskOf::Volume,
     words: &["VNC_PORT=5900", "HOST=EVE", "DISK_TYPE=nvme", agent::HEARS],
 };
 

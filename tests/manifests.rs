@@ -281,6 +281,7 @@ fn profiles_render_to_the_expected_pods() -> Result<()> {
         ("tap", "Deployment"),
         ("compat", "Deployment"),
         ("fleet", "StatefulSet"),
+        ("clones", "StatefulSet"),
     ] {
         let Some(all) = render(&folder().join(profile))? else {
             not_run(TEST, "there is no kubectl");
@@ -319,6 +320,22 @@ fn profiles_render_to_the_expected_pods() -> Result<()> {
     ensure!(storage_of(&claims[0]) == storage_of(&one), "{claims:?}");
     let mount = mounts.and_then(|all| all.iter().find(|it| it["name"] == *name));
     ensure!(mount.is_some_and(|it| it["mountPath"] == "/storage"), "{fleet}");
+    reads_its_base(&pods[4].2)
+}
+
+/// All machines of the profile `clones` read one volume, which none of them can write.
+fn reads_its_base(pod: &Value) -> Result<()> {
+    let named = |list: &Value, name: &str| -> Result<Value> {
+        let all = list.as_array().with_context(|| format!("no list: {list}"))?;
+        let found = all.iter().find(|it| it["name"] == name);
+        found.cloned().with_context(|| format!("no {name} in {list}"))
+    };
+    let container = &pod["containers"][0];
+    let claim = &named(&pod["volumes"], "base")?["persistentVolumeClaim"];
+    ensure!(claim["claimName"] == "windows-base" && claim["readOnly"] == true, "{claim}");
+    let mount = named(&container["volumeMounts"], "base")?;
+    ensure!(mount["readOnly"] == true, "{mount}");
+    ensure!(named(&container["env"], "BASE")?["value"] == mount["mountPath"], "{container}");
     Ok(())
 }
 

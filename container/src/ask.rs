@@ -1,6 +1,7 @@
 //! Commands for people and hooks that run in the pod's container and query the running pod.
 
 pub mod exec;
+pub mod seal;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

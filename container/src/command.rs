@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::answer::xml::Secrets;
-use crate::ask::exec;
+use crate::ask::{exec, seal};
 use crate::plan::{Plan, answers};
 use crate::settings::environment::{self, Environment};
 use crate::settings::{Settings, near};
@@ -81,6 +81,15 @@ const COMMANDS: &[Command] = &[
                to 1 MiB. 124: the timeout is over, and the program continues; 125: no agent \
                answers; 126: the agent cannot run the program; 127: it does not exist.",
         run: execute,
+    },
+    Command {
+        name: "seal",
+        usage: "[--as-it-is] [--unattend FILE] [--wait SECONDS]",
+        help: "Makes the installed machine a base for others, which start from its volume with \
+               BASE. Its guest gives up its identity through its agent (Windows by sysprep, with \
+               --unattend as its answer file: a path in Windows) and shuts down, and the volume is \
+               marked. With --as-it-is, the guest only shuts down. After SECONDS (1800) it fails.",
+        run: seal,
     },
     Command {
         name: "cp",
@@ -316,6 +325,40 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
         writeln!(errors, "transom: the program ended with {status}").ok();
     }
     Ok(ended.status)
+}
+
+fn seal(words: &[String]) -> anyhow::Result<u8> {
+    let mut options = seal::Options { as_it_is: false, unattend: None, wait: seal::TIMEOUT };
+    let mut words = words;
+    loop {
+        words = match words {
+            [] => break,
+            [option, rest @ ..] if option == "--as-it-is" => {
+                options.as_it_is = true;
+                rest
+            }
+            [option, path, rest @ ..] if option == "--unattend" => {
+                options.unattend = Some(path.clone());
+                rest
+            }
+            [option, seconds, rest @ ..] if option == "--wait" => {
+                let number = seconds.parse().ok().map(Duration::from_secs);
+                let wrong = || usage(format!("{option} {seconds}: not a number of seconds"));
+                options.wait = number.ok_or_else(wrong)?;
+                rest
+            }
+            [option, ..] => {
+                return Err(usage(format!("seal: {option} is unknown, or lacks its value")));
+            }
+        };
+    }
+    let tell = |line: &str| {
+        writeln!(std::io::stderr(), "{line}").ok();
+    };
+    seal::run(&settings()?, &options, tell)?;
+    print(
+        "sealed: mount this volume read-only at /base, and start other machines with BASE=/base\n",
+    )
 }
 
 fn copy_file(words: &[String]) -> anyhow::Result<u8> {

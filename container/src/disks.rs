@@ -2,8 +2,10 @@
 //! and files on the volumes, in the order of the reference image. The plan and the machine both
 //! search here, so that they find the same disk.
 
+pub mod original;
+
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -24,12 +26,27 @@ pub struct Disk {
     pub format: Format,
     /// New size in bytes, if the machine is to grow the disk.
     pub longer: Option<u64>,
+    /// The image that this one is over, and may have to be created over. It is only read.
+    pub base: Option<PathBuf>,
+    /// The serial number, if it is not that of the path.
+    pub serial: Option<String>,
 }
 
 impl Disk {
     /// A disk that keeps its size.
     pub fn new(path: PathBuf, format: Format) -> Self {
-        Self { path, format, longer: None }
+        Self { path, format, longer: None, base: None, serial: None }
+    }
+
+    /// A disk over `base`.
+    pub fn over(base: &Self, path: PathBuf) -> Self {
+        let base = Some(base.path.clone());
+        Self { base, ..Self::new(path, Format::Qcow2) }
+    }
+
+    /// The image that this one is over.
+    pub fn base(&self) -> Option<Self> {
+        self.base.as_deref().map(original::image)
     }
 
     /// Whether the disk has been written to, judging by its first 100 KiB, or by the metadata of
@@ -46,11 +63,15 @@ impl Disk {
         read.unwrap_or(true)
     }
 
-    /// Size in bytes that the guest sees, if it can be read. Meaningless for block devices.
+    /// Size in bytes that the guest sees, if it can be read.
     pub fn length(&self) -> Option<u64> {
-        let file = self.open().ok()?;
+        let mut file = match (self.open(), self.base()) {
+            (Ok(file), _) => file,
+            // It will be created over this base.
+            (Err(_), base) => return base?.length(),
+        };
         match self.format {
-            Format::Raw => file.metadata().ok().map(|told| told.len()),
+            Format::Raw => file.seek(SeekFrom::End(0)).ok(),
             Format::Qcow2 => qcow2::size(&file).ok().map(|(length, _)| length),
         }
     }
@@ -83,11 +104,18 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     if settings.disk.disable {
         return Ok(None);
     }
+    let base = match number {
+        0 => original::find(settings, root)?,
+        _ => None,
+    };
     let passed = match device(number, settings, root)? {
         Some(path) => Some(Disk::new(path, Format::Raw)),
         None => image(number, root),
     };
     if let Some(disk) = passed {
+        if let Some(base) = base {
+            return Err(original::refusal(&base, &disk.path, "is passed to the container"));
+        }
         return Ok(Some(FoundDisk { disk, own: false }));
     }
     let mut there = Vec::new();
@@ -98,6 +126,10 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     }
     // A blank disk beside a written one was created by mistake.
     let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
+    let disk = match base {
+        Some(base) => Some(original::clone(&base, disk, own_files(number, settings, root))?),
+        None => disk,
+    };
     Ok(disk.map(|disk| FoundDisk { disk, own: true }))
 }
 

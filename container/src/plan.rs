@@ -14,7 +14,7 @@ use host::size::Size;
 use serde_json::{Map, Value, json};
 
 use crate::answer::xml::Secrets;
-use crate::disks::{self, Disk, FoundDisk, below};
+use crate::disks::{self, Disk, FoundDisk, below, original};
 use crate::download;
 use crate::firmware;
 use crate::kept;
@@ -92,11 +92,7 @@ impl Plan {
         };
         // A new installation keeps nothing of a former one.
         if let Some(next) = next.as_ref().filter(|next| next.step.keeps()) {
-            // Some files may be in a backup that was interrupted.
-            for folder in next.found.backup.iter().chain([&volume]) {
-                firmware::recall(&mut input, folder)?;
-                kept::recall(&mut input, folder);
-            }
+            recall(&mut input, next, root)?;
         }
         check_media(&source, root, &volume)?;
         let media = windows::read(&source, &mut input)?;
@@ -122,8 +118,21 @@ impl Plan {
         }
         let mut plan = Self { input, sizes, suspended, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
+        plan.check_ephemeral()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
+    }
+
+    /// An installation of an ephemeral machine would be lost.
+    fn check_ephemeral(&self) -> anyhow::Result<()> {
+        let settings = &self.input.settings;
+        let installs = self.next.as_ref().is_some_and(|next| !next.step.boots());
+        if !settings.disk.ephemeral || settings.disk.disable || !installs {
+            return Ok(());
+        }
+        let sentence = "EPHEMERAL=Y: nothing is installed on the volume: install without it first, \
+                        or set BASE to an image that is installed";
+        Err(Failure::new(Status::State, sentence))
     }
 
     /// Makes all answers once, and looks at the user's files, so that mistakes in them are found
@@ -227,6 +236,18 @@ fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()
     status::all(all.filter_map(|medium| medium::check(&medium).err()).collect())
 }
 
+/// Takes over what former starts have left on the volume, and what the machine of a base has.
+fn recall(input: &mut ParsedEnvironment, next: &Next, root: &Path) -> anyhow::Result<()> {
+    let base = original::folder(&input.settings, root)?;
+    let volume = below(root, &input.settings.storage.folder);
+    // Some files may be in a backup that was interrupted.
+    for folder in base.iter().chain(&next.found.backup).chain([&volume]) {
+        firmware::recall(input, folder)?;
+        kept::recall(input, folder);
+    }
+    Ok(())
+}
+
 /// Decides what to do with the volume, and what then runs.
 fn decide(
     input: &ParsedEnvironment,
@@ -234,6 +255,7 @@ fn decide(
     disk: Option<&FoundDisk>,
 ) -> anyhow::Result<(Next, Source)> {
     let settings = &input.settings;
+    original::check_seal(settings, root)?;
     let volume = below(root, &settings.storage.folder);
     let candidate = candidate(settings, root);
     let base = candidate.as_ref().ok().and_then(|source| base(source, settings));
@@ -352,6 +374,7 @@ fn check_suspended(
         _ if is_new => "the settings install the guest anew",
         Source::Medium(_) | Source::Download(_) => "the settings boot from an ISO",
         _ if settings.machine.clear => "CLEAR=Y resets its firmware",
+        _ if settings.disk.ephemeral => "EPHEMERAL=Y keeps nothing",
         _ => return Ok(()),
     };
     Err(suspended::failure(&suspended::folder(settings, root), obstacle))

@@ -30,6 +30,7 @@ pub mod volume;
 mod watch;
 
 use std::fs;
+use std::mem;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -55,7 +56,7 @@ use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
-use crate::disks;
+use crate::disks::{self, original};
 use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
@@ -324,6 +325,7 @@ impl Pod {
         if let Some(disk) = &parts.setup_disk {
             disk.bequeath()?;
         }
+        parts.unnamed.bequeath()?;
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         let does = if parts.restore.is_some() { "Continuing" } else { "Starting" };
         self.story.enter(Phase::Booting, &format!("{does} {}…", self.plan.name()));
@@ -333,6 +335,8 @@ impl Pod {
         network.close_queues();
         child.attach_tpm(tpm);
         child.attach_share(share);
+        // The process has inherited them.
+        drop(mem::take(&mut parts.unnamed));
         child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
@@ -345,7 +349,11 @@ impl Pod {
         let machine = &self.plan.input.settings.machine;
         let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
-        let memory = volume.tpm(machine.boot, machine.clear)?;
+        let kept = volume.tpm(machine.boot, machine.clear)?;
+        let memory = match self.plan.input.settings.disk.ephemeral {
+            true => volume.ephemeral_tpm(&kept)?,
+            false => kept,
+        };
         Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
     }
 
@@ -416,7 +424,14 @@ impl Pod {
         let vars = match parts.restore {
             // They must be as they were.
             Some(_) => volume.kept_vars(boot),
-            None => volume.vars(boot, &found.template, settings.machine.clear)?,
+            None => {
+                let base = original::folder(settings, Path::new("/"))?;
+                volume.vars(boot, &found.template, base.as_deref(), settings.machine.clear)?
+            }
+        };
+        let vars = match settings.disk.ephemeral {
+            true => volume.ephemeral_copy(&vars, &mut parts.unnamed)?,
+            false => vars,
         };
         volume.save_boot_mode(boot)?;
         (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
@@ -430,7 +445,7 @@ impl Pod {
         let bundle = unattended.and_then(|it| it.bundle.as_deref());
         if let Some(installation) = Installation::of(&self.plan, bundle)? {
             installation.keep_hardware(volume)?;
-            (parts.controller, parts.adapter) = installation.hardware();
+            parts.hardware = installation.hardware();
             parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
@@ -440,6 +455,10 @@ impl Pod {
         if parts.restore.is_some() {
             // They must be as they were.
             parts.disks = disks::all(settings, root)?;
+            return Ok(());
+        }
+        if settings.disk.ephemeral {
+            parts.disks = volume.ephemeral_disks(settings, &self.plan.sizes, &mut parts.unnamed)?;
             return Ok(());
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);

@@ -251,6 +251,8 @@ pub struct Storage {
     pub format: Option<Format>,
     /// Name of the disk's file, without its extension.
     pub name: FileName,
+    /// An image, or a folder with one, that the first disk is made over.
+    pub base: Option<PathBuf>,
 }
 
 choices! {
@@ -286,6 +288,8 @@ pub struct DiskSettings {
     pub disable: bool,
     /// Allocates the whole disk when it is created.
     pub allocate: bool,
+    /// Nothing that the guest writes is kept.
+    pub ephemeral: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

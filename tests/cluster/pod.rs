@@ -35,10 +35,20 @@ pub(crate) struct Profile {
     pub(crate) privileged: bool,
     /// Has /dev/net/tun.
     pub(crate) tun: bool,
-    /// Its volume is empty, and there is a CD at /custom.iso.
-    pub(crate) medium: bool,
+    pub(crate) disk: DiskOf,
     /// Variables in addition to `WORDS`.
     pub(crate) words: &'static [&'static str],
+}
+
+/// The disk of a guest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DiskOf {
+    /// A disk on the volume.
+    Volume,
+    /// A CD at /custom.iso. The volume is empty.
+    Medium,
+    /// A disk in /base, which is only read. The volume is empty.
+    Base,
 }
 
 /// All capabilities.
@@ -96,7 +106,7 @@ impl Pod {
         // Owner and mode as a cluster with fsGroup sets them.
         chown(&volume, Some(profile.owner), Some(profile.owner))?;
         fs::set_permissions(&volume, Permissions::from_mode(0o2775))?;
-        if !profile.medium {
+        if profile.disk == DiskOf::Volume {
             let disk = volume.join("data.img");
             let from = lab::asset("POD_DISK")?;
             said(Command::new("cp").arg("--sparse=always").args([&from, &disk]))?;
@@ -419,8 +429,10 @@ fn mounts(town: &Town, profile: &Profile, folder: &Path) -> anyhow::Result<Vec<V
         bound("/etc/resolv.conf", &town.folder.path().join("resolv.conf"), "ro"),
         bound("/storage", &folder.join("volume"), "rw"),
     ];
-    if profile.medium {
-        mounts.push(bound("/custom.iso", &medium(folder)?, "ro"));
+    match profile.disk {
+        DiskOf::Volume => {}
+        DiskOf::Medium => mounts.push(bound("/custom.iso", &medium(folder)?, "ro")),
+        DiskOf::Base => mounts.push(bound("/base", &town.folder.path().join("base"), "ro")),
     }
     Ok(mounts)
 }

@@ -10,7 +10,7 @@ use devices::usb::storage;
 use devices::virtio::gpu;
 use devices::{ahci, e1000e, nvme, virtio};
 use host::disk;
-use host::disk::{Changes, Direct, Patch};
+use host::disk::{BackingFile, Changes, Direct, Patch};
 use host::listen::UnixAddress;
 use host::mac::Mac;
 use host::pci::Address;
@@ -25,6 +25,7 @@ use vmm::config::{
     Restore, UnknownMsr,
 };
 
+use super::volume::ephemeral::Unnamed;
 use crate::agent;
 use crate::disks::Disk;
 use crate::settings::settle::Sizes;
@@ -65,8 +66,8 @@ pub struct Parts {
     pub uuid: Option<Uuid>,
     /// The disks, the system disk first.
     pub disks: Vec<Disk>,
-    /// Their controller, if it is not that of DISK_TYPE.
-    pub controller: Option<Bus>,
+    /// Files of an ephemeral machine.
+    pub unnamed: Unnamed,
     /// A CD that boots before the disks.
     pub rescue: Option<PathBuf>,
     /// CDs that boot if no disk does, in this order.
@@ -74,8 +75,7 @@ pub struct Parts {
     /// A removable disk with what Windows' setup reads.
     pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
-    /// Its model, if it is not that of ADAPTER.
-    pub adapter: Option<Adapter>,
+    pub hardware: Hardware,
     /// The suspended machine that continues.
     pub restore: Option<Restore>,
     pub control: PathBuf,
@@ -87,7 +87,7 @@ pub struct Parts {
 
 impl Parts {
     pub fn adapter(&self, settings: &Settings) -> Adapter {
-        self.adapter.unwrap_or(settings.network.adapter.value)
+        self.hardware.adapter.unwrap_or(settings.network.adapter.value)
     }
 
     /// The number of queue pairs that the network card may have. Intel's has one.
@@ -97,6 +97,15 @@ impl Parts {
             Adapter::E1000e => 1,
         }
     }
+}
+
+/// The kinds of devices that Windows was installed with, where they are not those of the settings.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hardware {
+    /// The controller of the disks.
+    pub controller: Option<Bus>,
+    /// The model of the network card.
+    pub adapter: Option<Adapter>,
 }
 
 /// A CD in a drive of its own.
@@ -149,7 +158,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         order.extend(insert(&mut config, settings.disk.media.value, &medium.clone().into())?);
     }
     for disk in &parts.disks {
-        let bus = parts.controller.unwrap_or(settings.disk.controller.value);
+        let bus = parts.hardware.controller.unwrap_or(settings.disk.controller.value);
         order.extend(attach(&mut config, settings, bus, disk)?);
     }
     for cd in &parts.media {
@@ -315,6 +324,8 @@ fn attach(
         size: disk.longer.map(mebibytes),
         direct: if direct { Direct::Auto } else { Direct::Off },
         discard: drives.discard == Discard::Unmap,
+        backing: disk.base.clone().map_or(BackingFile::OwnFolder, BackingFile::This),
+        serial: disk.serial.clone(),
         ..disk::Config::new(text(&disk.path)?)
     };
     attach_image(config, bus, image)
@@ -338,14 +349,15 @@ fn attach_image(
 }
 
 fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
-    let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
+    let disk::Config { path, format, readonly, direct, discard, size, backing, serial, .. } = image;
     ensure!(
         size.is_none(),
         "{}: a USB disk cannot be enlarged: set DISK_TYPE=nvme or scsi",
         path.display()
     );
     let path = Some(path);
-    Ok(storage::Config { path, format, readonly, direct, discard, ..storage::Config::default() })
+    let rest = storage::Config::default();
+    Ok(storage::Config { path, format, readonly, direct, discard, backing, serial, ..rest })
 }
 
 /// Attaches a CD drive. Returns the drive's name.

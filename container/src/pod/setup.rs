@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use host::size::Size;
 use vmm::control::Command;
 
+use super::machine::Hardware;
 use super::machine_client;
 use super::volume::Volume;
 use crate::answer::xml::Secrets;
@@ -65,8 +66,8 @@ impl<'a> Installation<'a> {
     }
 
     /// The controller and the card of the machine.
-    pub(super) fn hardware(&self) -> (Option<Bus>, Option<Adapter>) {
-        (Some(self.bus), Some(self.adapter))
+    pub(super) fn hardware(&self) -> Hardware {
+        Hardware { controller: Some(self.bus), adapter: Some(self.adapter) }
     }
 
     /// Keeps the controller of a new disk and the network card for later starts, unless they are

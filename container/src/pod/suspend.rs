@@ -89,6 +89,7 @@ impl SuspendFolder {
             (Err(error), _) => format!("{}: {error:#}", path.display()),
             (_, Source::Medium(_)) => "its ISO is attached".to_owned(),
             _ if settings.machine.clear => "CLEAR=Y resets its firmware at each start".to_owned(),
+            _ if settings.disk.ephemeral => "EPHEMERAL=Y keeps nothing".to_owned(),
             (Ok(folder), _) => return Ok(Some(folder)),
         };
         tracing::warn!("SHUTDOWN=suspend: the guest is shut down, not suspended: {obstacle}");

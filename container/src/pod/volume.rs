@@ -2,6 +2,7 @@
 //! other's volumes.
 
 mod beginning;
+pub mod ephemeral;
 mod removal;
 
 use std::cmp::Ordering;
@@ -11,13 +12,13 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
 
-use ::host::disk::qcow2;
+use ::host::disk::{self, qcow2};
 use ::host::size::Size;
 use ::host::uuid::Uuid;
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::disks::{self, Disk};
+use crate::disks::{self, Disk, original};
 use crate::files;
 use crate::firmware::{self, MODE};
 use crate::settings::host;
@@ -152,8 +153,15 @@ impl Volume {
         self.firmware_file(boot, "vars")
     }
 
-    /// The firmware's variables: the file on the volume, or a copy of the template.
-    pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
+    /// The firmware's variables: the file on the volume, or a copy of the template, or of those
+    /// that the base's machine left in its folder.
+    pub fn vars(
+        &self,
+        boot: Boot,
+        template: &Path,
+        base: Option<&Path>,
+        clear: bool,
+    ) -> anyhow::Result<PathBuf> {
         let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
         let there = fs::metadata(&path).ok().filter(|_| !clear);
@@ -169,7 +177,10 @@ impl Volume {
             tracing::warn!("{shown}: it belongs to another firmware: renamed to {old_shown}");
             fs::rename(&path, &old).with_context(|| path.display().to_string())?;
         }
-        let copied = File::open(template).and_then(|mut template| {
+        let left = base.map(|folder| Self::at(folder, &self.app).firmware_file(boot, "vars"));
+        let fits = |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.len() == length);
+        let first = left.filter(|left| !clear && fits(left)).unwrap_or_else(|| template.to_owned());
+        let copied = files::open(&first, File::options().read(true)).and_then(|mut template| {
             files::write(&path, |file| io::copy(&mut template, file).map(drop))
         });
         self.set_owner(&path, copied)?;
@@ -235,8 +246,24 @@ impl Volume {
                 disk.format.show()
             ));
         }
+        self.keep_base(&disk)?;
         self.create_or_enlarge(&mut disk, size, settings, story)?;
         Ok(disk)
+    }
+
+    /// Refuses a disk that is over another base than the one which it was made over.
+    fn keep_base(&self, disk: &Disk) -> anyhow::Result<()> {
+        let record = self.read(original::RECORD);
+        // A disk that is not there yet may be over any base.
+        let record = record.as_deref().filter(|_| disk.path.exists());
+        original::check(disk, &self.app, record)?;
+        match (disk.base(), record) {
+            (Some(base), None) => {
+                let base = original::describe(&base, &self.app)?;
+                self.write(original::RECORD, &format!("{base}\n"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn create_or_enlarge(
@@ -258,7 +285,7 @@ impl Volume {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Err(_) => {
                 story.step(&format!("Creating a disk of {}…", Size(size).show()));
-                create(disk, size)
+                create(disk, size.max(disk.length().unwrap_or(0)))
             }
         };
         let taken = made.and_then(|()| if allocate { allocate_blocks(&disk.path) } else { Ok(()) });
@@ -306,9 +333,8 @@ pub fn further_disks(
     story: &Story,
 ) -> anyhow::Result<Vec<Disk>> {
     let mut all = Vec::new();
-    for (at, size) in sizes.iter().enumerate() {
-        let number = at + 1;
-        let folder = PathBuf::from(format!("/storage{}", number + 1));
+    for (number, size) in (1..).zip(sizes) {
+        let folder = further_folder(number);
         let size = size.filter(|_| folder.is_dir());
         if size.is_none() && disks::find(number, settings, Path::new("/"))?.is_none() {
             continue;
@@ -319,13 +345,28 @@ pub fn further_disks(
     Ok(all)
 }
 
+/// The volume of a further disk.
+fn further_folder(number: usize) -> PathBuf {
+    PathBuf::from(format!("/storage{}", number + 1))
+}
+
 /// Creates a disk. It gets its name when it is complete, unless another pod has created one
 /// meanwhile.
 fn create(disk: &Disk, size: u64) -> io::Result<()> {
-    files::make(&disk.path, |file| match disk.format {
-        Format::Raw => file.set_len(size),
-        Format::Qcow2 => qcow2::create(file, size),
+    files::make(&disk.path, |file| match (disk.format, disk.base()) {
+        (Format::Raw, _) => file.set_len(size),
+        (Format::Qcow2, None) => qcow2::create(file, size),
+        (Format::Qcow2, Some(base)) => over(file, size, &base),
     })
+}
+
+/// Fills the file of a disk over a base.
+fn over(file: &File, size: u64, base: &Disk) -> io::Result<()> {
+    let format = match base.format {
+        Format::Raw => disk::Format::Raw,
+        Format::Qcow2 => disk::Format::Qcow2,
+    };
+    qcow2::create_over(file, size, &base.path, format)
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -440,7 +481,7 @@ mod test {
         for (clear, kept) in [(settings.machine.clear, "known"), (true, "blank")] {
             settings.machine.clear = clear;
             fs::write(folder.path().join("windows.vars"), "known").unwrap();
-            let vars = volume.vars(Boot::Uefi, &template, settings.machine.clear).unwrap();
+            let vars = volume.vars(Boot::Uefi, &template, None, settings.machine.clear).unwrap();
             assert_eq!(fs::read_to_string(&vars).unwrap(), kept);
             assert_eq!(vars, folder.path().join("windows.vars"));
         }

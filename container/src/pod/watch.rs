@@ -192,12 +192,15 @@ impl Pod {
         if disk {
             child.unplug_setup_disk();
         }
-        let app = &self.plan.input.settings.pod.app.0;
-        if disk && let Some(volume) = self.volume.as_ref().filter(|it| !it.has_booted()) {
+        let settings = &self.plan.input.settings;
+        let app = &settings.pod.app.0;
+        // An ephemeral machine leaves no marks.
+        let volume = self.volume.as_ref().filter(|_| !settings.disk.ephemeral);
+        if disk && let Some(volume) = volume.filter(|it| !it.has_booted()) {
             match volume.mark_booted() {
                 Ok(()) => {
                     tracing::info!("{app} starts from its disk for the first time");
-                    if self.plan.input.settings.media.remove && name.contains(WINDOWS) {
+                    if settings.media.remove && name.contains(WINDOWS) {
                         volume.remove_media(&self.plan, &self.story);
                     }
                 }

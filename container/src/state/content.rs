@@ -75,6 +75,10 @@ const fn guid(first: u32, second: u16, third: u16, rest: u64) -> [u8; 16] {
 
 /// Judges a disk. Returns quickly, whatever is on it.
 pub fn look(disk: &Disk) -> Content {
+    if let Some(base) = disk.base() {
+        // Its system was installed there.
+        return look(&base);
+    }
     if !disk.is_written() {
         return Content::Blank;
     }

@@ -28,12 +28,12 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         tpm: Some("/run/tpm.sock".into()),
         uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
         disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
-        controller: None,
         rescue: Some("/start.iso".into()),
         media: vec![PathBuf::from("/a,b.iso").into()],
         setup_disk: None,
+        unnamed: Unnamed::default(),
         restore: None,
-        adapter: None,
+        hardware: Hardware::default(),
         control: "/run/vmm.sock".into(),
         agent: "/run/agent.sock".into(),
         listeners: vec![
@@ -196,7 +196,8 @@ fn the_network_card_is_that_of_adapter_or_of_the_installation() {
         assert_eq!((&found["mac"], &found["mtu"]), (&"02:11:22:33:44:ab".into(), &1400.into()));
     }
     let settings = Settings::defaults();
-    let parts = Parts { adapter: Some(Adapter::E1000e), ..Parts::default() };
+    let hardware = Hardware { adapter: Some(Adapter::E1000e), ..Hardware::default() };
+    let parts = Parts { hardware, ..Parts::default() };
     assert_eq!(parts.adapter(&settings), Adapter::E1000e);
     assert_eq!(Parts::default().adapter(&settings), Adapter::Virtio);
 }

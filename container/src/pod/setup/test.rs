@@ -261,7 +261,7 @@ fn the_machine_has_the_controller_of_the_installation() {
     let parts = Parts {
         firmware: Some(("/code".into(), "/vars".into())),
         disks: vec![Disk::new("/a.img".into(), Format::Raw)],
-        controller: Some(Bus::Nvme),
+        hardware: Hardware { controller: Some(Bus::Nvme), ..Hardware::default() },
         ..Parts::default()
     };
     let config = machine::config(&plan.input.settings, &plan.sizes, &parts).unwrap();

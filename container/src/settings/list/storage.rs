@@ -55,6 +55,11 @@ pub(super) const STORAGE: &[Variable] = variables! {
     full "DISK_NAME" = "data" (storage.name): Disk;
     /// The number of PCI slots to leave free before the disks.
     ignored "DISK_OFFSET" = "0" => "disks have fixed places on the PCI bus: leave it out";
+    /// An image, or the folder of an installed machine, that the first disk starts from. It is only
+    /// read: the volume keeps what the guest changes, as data.qcow2. Many machines can share it.
+    full "BASE" = "" (storage.base): Missing;
+    /// Throws away at the stop what the guest has written to its disks, its firmware and its TPM.
+    full "EPHEMERAL" = "N" (disk.ephemeral);
     /// Runs the machine without a disk.
     full "DISK_DISABLE" = "N" (disk.disable);
     /// Allocates the whole disk when it is created.

@@ -1,0 +1,170 @@
+//! Pods over one base, the volume of a sealed pod, which is only read: each has its own changes and
+//! its own identity. An ephemeral pod leaves no changes.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use transom_tests::image::qemu_img;
+use transom_tests::lab;
+use transom_tests::network::checksum;
+use transom_tests::say;
+
+use super::pod::{BOOT, DiskOf, Pod, Profile};
+use super::town::Town;
+use super::{BUDGET, RESTRICTED, agent};
+
+/// Statuses of the pod's errors.
+const DISK: i32 = 73;
+const STATE: i32 = 66;
+
+const SEALED: Profile = Profile {
+    name: "sealed",
+    last: 16,
+    words: &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=blk", agent::HEARS],
+    ..RESTRICTED
+};
+/// Like RESTRICTED, over a base.
+const KEEPS: Profile = Profile {
+    name: "keeps",
+    last: 13,
+    disk: DiskOf::Base,
+    words: &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=blk", "BASE=/base"],
+    ..RESTRICTED
+};
+const PASSES: Profile = Profile {
+    name: "passes",
+    last: 15,
+    // The names of both kinds of a base.
+    words: &[
+        "NETWORK=user",
+        "USER_PORTS=2222",
+        "DISK_TYPE=blk",
+        "BASE=/base/data.img",
+        "EPHEMERAL=Y",
+        "BOOT_MODE=windows_secure",
+    ],
+    ..KEEPS
+};
+
+const IDENTITY: &str = "cat /sys/class/dmi/id/product_uuid; cat /sys/class/net/eth0/address";
+/// In MiB. The base has only zeros there.
+const PLACES: [u32; 2] = [200, 65];
+
+pub(crate) fn share_a_base() -> anyhow::Result<()> {
+    let town = Town::new()?;
+    seals(&town)?;
+    let base = town.folder.path().join("base/data.img");
+    let before = checksum(&fs::read(&base)?)?;
+    let [mut keeps, mut passes] = [Pod::start(&town, &KEEPS)?, Pod::start(&town, &PASSES)?];
+    for pod in [&mut keeps, &mut passes] {
+        pod.says("the guest serves", 1, BOOT)?;
+        write(&town, pod, pod.name)?;
+        reads(&town, pod, pod.name)?;
+    }
+    let [identity, other] = [keeps.guest(&town, IDENTITY)?, passes.guest(&town, IDENTITY)?];
+    let differ = identity.lines().zip(other.lines()).all(|(one, other)| one != other);
+    ensure!(differ && identity.lines().count() == 2, "{identity}, and {other}");
+    leaves_nothing(&passes).with_context(|| passes.log())?;
+    stops(&mut keeps)?;
+    // Its base has another path here.
+    let disk = keeps.volume.join("data.qcow2");
+    let alone = json!({ "driver": "qcow2", "backing": null, "file.filename": disk });
+    qemu_img(&["check", "--force-share"], Path::new(&format!("json:{alone}")), &[])?;
+    let bytes = bytes_of(&keeps.volume)?;
+    say!("{}: {} KiB on the volume", keeps.name, bytes >> 10);
+    ensure!(bytes < 8 << 20, "{bytes} bytes on the volume");
+    keeps.again(NOTHING)?;
+    keeps.says("the guest serves", 1, BOOT)?;
+    reads(&town, &keeps, KEEPS.name)?;
+    let again = keeps.guest(&town, IDENTITY)?;
+    ensure!(again == identity, "{identity}, then {again}");
+    stops(&mut keeps)?;
+    ensure!(checksum(&fs::read(&base)?)? == before, "the base has changed");
+    // Another base would mix two systems.
+    fs::write(base.with_file_name("windows.sealed"), "another one")?;
+    keeps.again(NOTHING)?;
+    let (status, log) = (keeps.ends(BUDGET)?, keeps.log());
+    ensure!(status == DISK && log.contains("has changed since"), "{status}: {log}");
+    Ok(())
+}
+
+/// Kills an ephemeral pod. Neither the disk nor the firmware's variables are kept.
+fn leaves_nothing(pod: &Pod) -> anyhow::Result<()> {
+    ensure!(pod.said("Secure Boot: enabled") == 1, "Secure Boot is off");
+    let first = i32::try_from(pod.processes()?[0])?;
+    kill_process(Pid::from_raw(first).context("a number")?, Signal::KILL)?;
+    let firmware = lab::asset("OVMF_CODE_12")?;
+    let kept = fs::read(pod.volume.join("windows_secure.vars"))?;
+    let new = fs::read(firmware.with_file_name("OVMF_VARS_4M.ms.fd"))?;
+    ensure!(kept == new, "the firmware's variables were kept");
+    let names = fs::read_dir(&pod.volume)?.map(|it| Ok(it?.file_name()));
+    let names: Vec<_> = names.collect::<std::io::Result<_>>()?;
+    let disks = names.iter().any(|it| it.to_string_lossy().contains("data"));
+    let bytes = bytes_of(&pod.volume)?;
+    ensure!(!disks && bytes < 2 << 20, "{bytes} bytes in {names:?}");
+    Ok(())
+}
+
+/// Bytes that the files of a volume take.
+fn bytes_of(volume: &Path) -> anyhow::Result<u64> {
+    let blocks = fs::read_dir(volume)?.map(|it| Ok(it?.metadata()?.blocks()));
+    Ok(blocks.sum::<std::io::Result<u64>>()? * 512)
+}
+
+/// Makes a base of a pod. Its own machine does not start any more.
+fn seals(town: &Town) -> anyhow::Result<()> {
+    let mut pod = Pod::start(town, &SEALED)?;
+    pod.says("the guest's agent answers", 1, BOOT)?;
+    pod.guest(town, "mkdir -p /etc/ssh && echo key > /etc/machine-id")?;
+    let said = pod.transom(&["seal", "--wait", "300"])?;
+    let text = [said.stdout, said.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    ensure!(said.status.success() && text.contains("sealed: "), "{text}: {}", pod.log());
+    ensure!(text.contains("the guest of a pod gives up its identity"), "{text}");
+    let status = pod.ends(BUDGET)?;
+    ensure!(status == 0 && pod.log().contains("Windows is off"), "{status}: {}", pod.log());
+    pod.again(NOTHING)?;
+    let status = pod.ends(BUDGET)?;
+    ensure!(status == STATE && pod.log().contains("is sealed"), "{status}: {}", pod.log());
+    let firmware = lab::asset("OVMF_CODE_12")?;
+    let new = fs::read(firmware.with_file_name("OVMF_VARS_4M.fd"))?;
+    ensure!(fs::read(pod.volume.join("windows.vars"))? != new, "the firmware has written nothing");
+    fs::rename(&pod.volume, town.folder.path().join("base"))?;
+    Ok(())
+}
+
+/// No variable of a pod.
+const NOTHING: &str = "";
+
+/// Writes a text to the guest's disk.
+fn write(town: &Town, pod: &Pod, text: &str) -> anyhow::Result<()> {
+    for at in PLACES {
+        let dd = format!("dd of=/dev/vda bs=1M seek={at} conv=fsync,notrunc");
+        let said = pod.guest(town, &format!("[ -b /dev/vda ] && printf {text} | {dd}"))?;
+        ensure!(said.contains("0+1 records out"), "{said}");
+    }
+    Ok(())
+}
+
+fn reads(town: &Town, pod: &Pod, text: &str) -> anyhow::Result<()> {
+    for at in PLACES {
+        let length = text.replace("\\0", "0").len();
+        let dd =
+            format!("dd if=/dev/vda bs=1 skip=$(({at} * 1048576)) count={length} 2> /dev/null");
+        let compared = format!("printf '{text}' > /wanted; {dd} | cmp - /wanted && echo same");
+        let said = pod.guest(town, &compared)?;
+        ensure!(said.trim() == "same", "at {at} MiB: {said}");
+    }
+    Ok(())
+}
+
+fn stops(pod: &mut Pod) -> anyhow::Result<()> {
+    pod.signal(Signal::TERM)?;
+    let status = pod.ends(BUDGET).with_context(|| pod.log())?;
+    ensure!(status == 143, "{status}: {}", pod.log());
+    Ok(())
+}
