@@ -85,10 +85,11 @@ fn the_control_socket_pauses_resumes_and_resets() {
     assert_eq!(it.ask(&Command::Status)["state"], "running");
     let runs = before.matches(LAST).count();
     it.machine.says(LAST, runs + 2).expect("more runs");
-    // Reset an idle guest.
+    // Reset an idle guest. It is not paused, so there is nothing to resume.
     let mut it = Controlled::new(&["--cmdline", "then=halt"]);
     for run in 1..=3 {
         it.machine.says(LAST, run).expect("a run");
+        it.ask(&Command::Resume);
         it.ask(&Command::Reset);
     }
     it.machine.says(LAST, 4).expect("a run");

@@ -131,7 +131,8 @@ impl MainLoop {
     fn resume(&mut self) -> anyhow::Result<Value> {
         if self.machine.is_parked() {
             self.unpark()?;
-        } else {
+        } else if self.paused {
+            // Those of running processors could not be reached.
             self.machine.wake_clocks();
         }
         self.paused = false;
