@@ -119,6 +119,22 @@ fn disks_are_sound(kind: &str, report: &Value) {
     }
 }
 
+/// Copies of a disk are the same while its machine is settled, and whole. Then the machine goes on.
+fn stands_still(machine: &Machine, disk: &Path, format: &str) {
+    let mut client = connect(&machine.control()).expect("control");
+    for _ in 0..2 {
+        client.ask(&Command::Settle).expect("it settles");
+    }
+    assert_eq!(client.ask(&Command::Status).expect("its state")["state"], "paused");
+    let refused = client.ask(&Command::PowerButton).expect_err("no device runs").to_string();
+    assert!(refused.starts_with("the machine was saved or settled"), "{refused}");
+    let first = fs::read(disk).expect("the disk");
+    assert!(format != "qcow2" || is_complete(disk));
+    sleep(Duration::from_millis(5));
+    assert!(fs::read(disk).expect("the disk") == first, "{format}: it changes");
+    client.ask(&Command::Resume).expect("it resumes");
+}
+
 /// Writes and verifies disks, and saves the machine at random moments until it is done.
 fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut Noise) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -141,6 +157,8 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
         Machine::start(&["--memory", "64M", "--device", &device, "--cmdline", &words]);
     let mut first = None;
     while machine.snapshots < wanted {
+        sleep(Duration::from_micros(random.below(LONGEST)));
+        stands_still(&machine, &disk, format);
         sleep(Duration::from_micros(random.below(LONGEST)));
         let then = random.choose(&[Then::Resume, Then::Pause, Then::Quit, Then::Quit]);
         let dir = machine.save(then).unwrap_or_else(|error| {

@@ -97,6 +97,9 @@ commands! {
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
+    /// Stop the processors and the devices, and make the disks whole and durable, so that their
+    /// files can be copied until `resume`.
+    "settle" "" Settle,
     /// Resume the processors.
     "resume" "" Resume,
     /// Reset the machine, like its reset button.

@@ -114,18 +114,9 @@ impl Machine {
         limit: Limit,
     ) -> anyhow::Result<()> {
         self.can_be_saved()?;
-        if self.parked.is_none() {
-            self.board.gather()?;
-        }
-        let moment = self.parked.take().map_or_else(|| self.park_all(), Ok)?;
-        self.parked = Some(moment);
-        self.complete_disks()?;
-        // An interrupt that a device sent before it was parked may reach its processor late.
+        self.stand_still()?;
         let memory = self.save_memory(memory, limit).context("memory")?;
-        let states = self.parked.iter_mut().flat_map(|moment| &mut moment.processors);
-        for (vcpu, (state, _)) in self.processors.each().zip(states) {
-            vcpu.add_interrupts(state)?;
-        }
+        self.add_late_interrupts()?;
         limit.check()?;
         let mut files = self.current_marks()?;
         files.extend(self.backing_marks()?);
@@ -136,6 +127,26 @@ impl Machine {
         let written = saved.write(machine);
         self.parked = Some(saved.moment);
         written
+    }
+
+    /// Parks the devices until `unpark`, and makes the disks durable. Processors must be paused.
+    pub fn stand_still(&mut self) -> anyhow::Result<()> {
+        self.can_stand_still()?;
+        if self.parked.is_none() {
+            self.board.gather()?;
+            self.parked = Some(self.park_all()?);
+        }
+        self.complete_disks()?;
+        self.add_late_interrupts()
+    }
+
+    /// An interrupt that a device sent before it was parked may reach its processor late.
+    fn add_late_interrupts(&mut self) -> anyhow::Result<()> {
+        let states = self.parked.iter_mut().flat_map(|moment| &mut moment.processors);
+        for (vcpu, (state, _)) in self.processors.each().zip(states) {
+            vcpu.add_interrupts(state)?;
+        }
+        Ok(())
     }
 
     /// Makes the disks durable: the snapshot must not be on the disk before the writes that its
@@ -160,22 +171,10 @@ impl Machine {
         })
     }
 
-    /// Fails if a part of the state is in hardware, or lost at the end, or if the machine is no
-    /// longer the configured one.
+    /// Fails if a part of the state is lost at the end, or if the machine is no longer the
+    /// configured one.
     fn can_be_saved(&self) -> anyhow::Result<()> {
         let present: Vec<_> = self.board.claims().map(|(name, _)| name).collect();
-        for name in &present {
-            let kind = name.split('.').next().unwrap_or_default();
-            ensure!(
-                kind != HARDWARE,
-                "{name}: a USB device of the host is not saved: detach it first"
-            );
-        }
-        ensure!(
-            !self.config.features.nested,
-            "the state of virtual machines in the guest (`--features nested`) is not saved yet: \
-             shut the guest down instead"
-        );
         let configured: Vec<_> = self.built.layout.iter().map(|(name, _)| name.as_str()).collect();
         if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
             bail!(
@@ -203,6 +202,23 @@ impl Machine {
             ),
             None => Ok(()),
         }
+    }
+
+    /// Fails if a part of the state is in hardware.
+    fn can_stand_still(&self) -> anyhow::Result<()> {
+        for (name, _) in self.board.claims() {
+            let kind = name.split('.').next().unwrap_or_default();
+            ensure!(
+                kind != HARDWARE,
+                "{name}: a USB device of the host is not saved: detach it first"
+            );
+        }
+        ensure!(
+            !self.config.features.nested,
+            "the state of virtual machines in the guest (`--features nested`) is not saved yet: \
+             shut the guest down instead"
+        );
+        Ok(())
     }
 
     fn park_all(&self) -> anyhow::Result<Moment> {

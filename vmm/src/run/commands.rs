@@ -42,6 +42,7 @@ impl MainLoop {
         let answer = match &request.command {
             Command::Status => Ok(self.status()),
             Command::Pause => self.stay_paused(),
+            Command::Settle => self.stand_still(),
             Command::Resume => self.resume(),
             Command::Snapshot { then, within, .. } => {
                 let then = then.unwrap_or_default();
@@ -170,15 +171,6 @@ impl MainLoop {
         let limit = Limit::new(within);
         self.settle(limit)?;
         let was_parked = self.machine.is_parked();
-        let refused = match (self.end.is_some(), self.holds) {
-            (true, _) => Some("the machine is being shut down"),
-            (false, 0) => None,
-            (false, _) => Some("the machine waits for space on a volume: free some, and try again"),
-        };
-        if let Some(refused) = refused {
-            self.resume_if_allowed();
-            bail!(refused);
-        }
         let saved = self.machine.save(&machine, &memory, then, limit);
         if saved.is_err() {
             // The machine continues here: nobody may continue from what was written.
@@ -195,9 +187,36 @@ impl MainLoop {
         Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
     }
 
+    /// Parks the devices, and makes the disks durable.
+    fn stand_still(&mut self) -> anyhow::Result<Value> {
+        let start = Instant::now();
+        self.settle(Limit::new(None))?;
+        let was_parked = self.machine.is_parked();
+        let still = self.machine.stand_still();
+        if !was_parked && still.is_err() {
+            self.unpark()?;
+            self.resume_if_allowed();
+        }
+        still?;
+        self.paused = true;
+        Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
+    }
+
+    /// Pauses the processors for a state that can be saved. If there is none, they go on.
+    fn settle(&mut self, limit: Limit) -> anyhow::Result<()> {
+        self.catch_up(limit)?;
+        let refused = match (self.end.is_some(), self.holds) {
+            (true, _) => "the machine is being shut down",
+            (false, 0) => return Ok(()),
+            (false, _) => "the machine waits for space on a volume: free some, and try again",
+        };
+        self.resume_if_allowed();
+        bail!(refused)
+    }
+
     /// Pauses the processors, and handles all that they and the devices requested before. Other
     /// commands wait.
-    fn settle(&mut self, limit: Limit) -> anyhow::Result<()> {
+    fn catch_up(&mut self, limit: Limit) -> anyhow::Result<()> {
         loop {
             if let Err(error) = limit.check() {
                 self.resume_if_allowed();
@@ -338,7 +357,8 @@ impl MainLoop {
 }
 
 /// The refusal of other commands while the devices are parked.
-const PARKED: &str = "the machine was saved and is paused: resume it first (`vmm ctl resume`)";
+const PARKED: &str =
+    "the machine was saved or settled, and is paused: resume it first (`vmm ctl resume`)";
 
 /// Whether the command needs no running device.
 fn works_while_parked(command: &Command) -> bool {
@@ -346,6 +366,7 @@ fn works_while_parked(command: &Command) -> bool {
         command,
         Command::Status
             | Command::Pause
+            | Command::Settle
             | Command::Resume
             | Command::Reset
             | Command::Registers
