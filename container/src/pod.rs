@@ -7,6 +7,7 @@ pub mod child;
 pub mod console;
 mod failure;
 pub mod fetch;
+pub mod freeze;
 pub mod guard;
 pub mod guest_log;
 pub mod hold;
@@ -42,6 +43,7 @@ use tokio::sync::Mutex;
 
 use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
+use self::freeze::Freezer;
 use self::guard::{CERTIFICATE_FILE, Guard};
 use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
@@ -118,6 +120,7 @@ struct Outside {
     agent: Arc<Agent>,
     web: Arc<WebState>,
     monitors: Arc<Monitors>,
+    freezer: Freezer,
 }
 
 /// A pod after the first preparations.
@@ -136,6 +139,7 @@ struct Pod {
     guest: Arc<OnceLock<GuestAddress>>,
     agent: Arc<Agent>,
     monitors: Arc<Monitors>,
+    freezer: Freezer,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
     oom_kills: u64,
@@ -188,9 +192,11 @@ async fn run_to_end(
         story.info(&line);
     }
     let end_notice = EndNotice::default();
-    inquiry::open(&runtime_folder.pod(), web.clone(), end_notice.clone()).map(tokio::spawn)?;
+    let freezer = Freezer::new(runtime_folder.control(), agent.clone());
+    let socket = runtime_folder.pod();
+    inquiry::open(&socket, web.clone(), end_notice.clone(), freezer.clone()).map(tokio::spawn)?;
     let story = story.clone();
-    let outside = Outside { runtime_folder, guard, story, guest, agent, web, monitors };
+    let outside = Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -283,7 +289,8 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 
 impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent, web, monitors } = outside;
+        let Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer } =
+            outside;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
@@ -298,6 +305,7 @@ impl Pod {
             guest,
             agent,
             monitors,
+            freezer,
             oom_kills: host::oom_kills(Path::new("/")),
         })
     }

@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
+use super::freeze::{Freezer, Hold};
 use super::{stop, usb};
 use crate::agent::AgentError;
 use crate::status::{Failure, Status};
@@ -80,6 +81,16 @@ pub enum Question {
     Outcome {
         pid: i64,
     },
+    /// Holds the machine still until `Release`, or until the client disconnects. The answer comes
+    /// when it stands still.
+    Hold {
+        /// The guest's agent freezes its file systems before.
+        freeze: bool,
+        /// The machine goes on after this number of seconds at the latest.
+        seconds: u64,
+    },
+    /// The answer is an [`Outcome`](super::freeze::Outcome).
+    Release,
 }
 
 impl Question {
@@ -104,6 +115,7 @@ pub fn open(
     path: &Path,
     web: Arc<WebState>,
     end_notice: EndNotice,
+    freezer: Freezer,
 ) -> anyhow::Result<impl Future<Output = ()> + use<>> {
     let bind = || {
         let listener = UnixListener::bind(path)?;
@@ -118,9 +130,10 @@ pub fn open(
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let (web, end_notice) = (web.clone(), end_notice.clone());
+                    let freezer = freezer.clone();
                     tokio::spawn(async move {
                         // A client that disconnects needs no answer.
-                        serve(stream, &web, &end_notice).await.ok();
+                        serve(stream, &web, &end_notice, &freezer).await.ok();
                         drop(place);
                     });
                 }
@@ -130,11 +143,18 @@ pub fn open(
     })
 }
 
-async fn serve(stream: UnixStream, web: &WebState, end_notice: &EndNotice) -> std::io::Result<()> {
+async fn serve(
+    stream: UnixStream,
+    web: &WebState,
+    end_notice: &EndNotice,
+    freezer: &Freezer,
+) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     // Set by the first question that waits, until the client disconnects.
     let mut off = None;
+    // It ends with the connection.
+    let mut hold = None;
     loop {
         let mut line = Vec::new();
         let count = (&mut lines).take(MAX_QUESTION).read_until(b'\n', &mut line).await?;
@@ -150,6 +170,10 @@ async fn serve(stream: UnixStream, web: &WebState, end_notice: &EndNotice) -> st
             (Ok(Question::Log { after, wait: true }), Some(off)) => {
                 wait_for_lines(web, after, off).await
             }
+            (Ok(Question::Hold { freeze, seconds }), _) => {
+                start_hold(&mut hold, freezer, freeze, seconds).await
+            }
+            (Ok(Question::Release), _) => end_hold(hold.take()).await,
             (Ok(question), _) => answer(web, question).await,
             (Err(error), _) => Err(error),
         };
@@ -163,6 +187,21 @@ async fn serve(stream: UnixStream, web: &WebState, end_notice: &EndNotice) -> st
         bytes.push(b'\n');
         write.write_all(&bytes).await?;
     }
+}
+
+async fn start_hold(
+    hold: &mut Option<Hold>,
+    freezer: &Freezer,
+    freeze: bool,
+    seconds: u64,
+) -> anyhow::Result<Vec<u8>> {
+    *hold = Some(freezer.hold(freeze, Duration::from_secs(seconds)).await?);
+    Ok(b"null".to_vec())
+}
+
+async fn end_hold(hold: Option<Hold>) -> anyhow::Result<Vec<u8>> {
+    let outcome = hold.context("the machine is not held")?.release().await?;
+    Ok(serde_json::to_vec(&outcome)?)
 }
 
 /// Waits until the machine is off, up to [`MAX_WAIT`].
@@ -216,6 +255,8 @@ async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
         }
         // Only a client that asks this itself gets another answer, in `serve`.
         Question::Off => false.into(),
+        // These are for the connection, too.
+        Question::Hold { .. } | Question::Release => Value::Null,
         Question::Shutdown { .. } => stop::ask(&web.control(), &web.agent).await?,
         Question::Start { program, words, input } => {
             let mut call = json!({ "path": program, "arg": words, "capture-output": true });

@@ -38,7 +38,11 @@ pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
     ask_within(control, &command, time).await
 }
 
-async fn ask_within(control: &Path, command: &Command, time: Duration) -> anyhow::Result<Value> {
+pub async fn ask_within(
+    control: &Path,
+    command: &Command,
+    time: Duration,
+) -> anyhow::Result<Value> {
     let answer = timeout(time, answer(control, command)).await;
     answer.with_context(|| format!("the machine did not answer within {time:?}"))?
 }

@@ -153,6 +153,7 @@ impl Pod {
     ) {
         let (app, pod) = (self.plan.name(), &self.plan.input.settings.pod);
         let mut budget = Budget::of(pod.timeout.0);
+        self.freezer.end(budget.off).await;
         let mut asks = pod.shutdown != Shutdown::Off && os_boots;
         if let (true, Some(folder)) = (asks, &self.suspend_folder)
             && pod.shutdown == Shutdown::Suspend

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bad;
+mod freeze;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::Extension;
 use container::agent::Agent;
 use container::plan::Plan;
+use container::pod::freeze::Freezer;
 use container::pod::inquiry;
 use container::pod::runtime_folder::RuntimeFolder;
 use container::settings::environment::Environment;
@@ -58,11 +59,13 @@ impl Pod {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let runtime_folder = RuntimeFolder::within(&runtime_folder);
         let (story, agent) = (Story::new(), Arc::new(Agent::new(runtime_folder.agent())));
+        let freezer_agent = agent.clone();
         let web = WebState::new(story, runtime_folder.clone(), &plan, Arc::default(), agent);
         let web = Arc::new(web);
         let left = inquiry::EndNotice::default();
-        let serve =
-            runtime.block_on(async { inquiry::open(&runtime_folder.pod(), web.clone(), left) });
+        let freezer = Freezer::new(runtime_folder.control(), freezer_agent);
+        let serve = runtime
+            .block_on(async { inquiry::open(&runtime_folder.pod(), web.clone(), left, freezer) });
         runtime.spawn(serve.expect("a socket"));
         let volume = volume.display().to_string();
         Self { runtime, web, volume }
