@@ -2,6 +2,7 @@
 
 pub mod exec;
 pub mod seal;
+pub mod snapshot;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

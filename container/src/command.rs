@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::bail;
 use serde_json::json;
 
 use crate::answer::xml::Secrets;
@@ -13,6 +14,8 @@ use crate::ask::{exec, seal};
 use crate::plan::{Plan, answers};
 use crate::settings::environment::{self, Environment};
 use crate::settings::{Settings, near};
+use crate::snapshots::create::{self, Wish};
+use crate::snapshots::{self, Name, Shelf, restore};
 use crate::status::{Failure, Status};
 use crate::{ask, copy, help, plan, pod};
 
@@ -138,6 +141,18 @@ const COMMANDS: &[Command] = &[
                DEVICE is vendorid=0x0403,productid=0x6001 or hostbus=1,hostport=1.4, or for \
                `detach` its name in the list.",
         run: usb,
+    },
+    Command {
+        name: "snapshot",
+        usage: "create NAME [--memory] [--pause] | list [--json] | restore NAME \
+                [--drop-suspended] | delete NAME",
+        help: "Snapshots of the disks on the volume, with the variables of the firmware and the \
+               TPM. `create` asks the guest's agent to freeze its file systems for a moment; with \
+               --memory it saves the memory, too, and a restored guest continues where it was. On \
+               a volume that cannot clone files, it needs a machine that is off, or --pause: the \
+               guest stands still while its disks are copied. `restore` needs a machine that is \
+               off; the present disks are lost, and a suspended machine with --drop-suspended.",
+        run: snapshot,
     },
     Command {
         name: "password",
@@ -429,6 +444,45 @@ fn usb(words: &[String]) -> anyhow::Result<u8> {
             Ok(0)
         }
         _ => Err(usage("usb takes nothing, or attach DEVICE, or detach DEVICE")),
+    }
+}
+
+fn snapshot(words: &[String]) -> anyhow::Result<u8> {
+    let settings = settings()?;
+    let shelf = Shelf::new(&settings, Path::new("/"));
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let name = |text: &str| Name::read(text).map_err(|error| usage(error.to_string()));
+    match words[..] {
+        ["create", text, ref options @ ..] => {
+            let has = |option| options.contains(&option);
+            let known = |option: &&str| ["--memory", "--pause"].contains(option);
+            if let Some(word) = options.iter().find(|option| !known(option)) {
+                return Err(usage(format!(
+                    "snapshot create takes --memory and --pause, not {word}"
+                )));
+            }
+            let wish = Wish { memory: has("--memory"), pause: has("--pause") };
+            let mut pod = ask::snapshot::pod();
+            let pod = pod.as_mut().map(|pod| pod as &mut dyn create::Pod);
+            print(&snapshots::show::made(&create::create(shelf, &name(text)?, wish, pod)?))
+        }
+        ["list"] => print(&snapshots::show::table(&shelf.list()?)),
+        ["list", "--json"] => print(&snapshots::show::json(&shelf.list()?)),
+        ["restore", text, ref options @ ..] if matches!(options, [] | ["--drop-suspended"]) => {
+            if ask::snapshot::pod().is_some() {
+                bail!(
+                    "a pod runs here: stop it, and restore with a container that runs `snapshot \
+                     restore {text}` on the same volume"
+                );
+            }
+            let restored = restore::restore(shelf, &name(text)?, !options.is_empty())?;
+            print(&snapshots::show::restored(&restored))
+        }
+        ["delete", text] => shelf.delete(&name(text)?).map(|()| 0),
+        _ => Err(usage(
+            "snapshot takes create NAME [--memory] [--pause], list [--json], restore NAME \
+             [--drop-suspended], or delete NAME",
+        )),
     }
 }
 

@@ -27,6 +27,7 @@ pub mod qmp;
 pub mod settings;
 pub mod setup_disk;
 pub mod shared_folder;
+pub mod snapshots;
 pub mod source;
 pub mod state;
 pub mod status;

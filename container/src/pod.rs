@@ -63,10 +63,11 @@ use crate::jail::{self, Capabilities};
 use crate::media::windows::Media;
 use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
-use crate::settings::environment::Environment;
+use crate::settings::environment::{self, Environment};
 use crate::settings::host;
 use crate::settings::value;
 use crate::setup_disk::SetupDisk;
+use crate::snapshots::{self, Shelf, restore};
 use crate::source::Source;
 use crate::status::SIGNALS;
 use crate::story::{Phase, Story, log_layer};
@@ -100,6 +101,7 @@ pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> 
         let mut signals = Signals::catch()?;
         let mut shown = false;
         let outcome = async {
+            recover(environment)?;
             let mut plan = Plan::make(environment, Path::new("/"))?;
             plan.warnings.extend(ignored.first().map(|word| words_without_effect(word)));
             run_to_end(plan, environment, &story, &mut signals, &mut shown).await
@@ -109,6 +111,13 @@ pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> 
     });
     runtime.shutdown_timeout(TASKS_TIMEOUT);
     status
+}
+
+/// Finishes what an interrupted `transom snapshot` has left on the volume. The plan reports wrong
+/// variables.
+fn recover(environment: &Environment) -> anyhow::Result<()> {
+    let Ok(input) = environment::read(environment) else { return Ok(()) };
+    snapshots::recover(&Shelf::new(&input.settings, Path::new("/")))
 }
 
 /// The parts of a pod that exist before its medium does.
@@ -405,6 +414,7 @@ impl Pod {
             listeners: vec![Guard::screen_socket(settings, &self.runtime_folder)],
             ..Parts::default()
         };
+        parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
         parts.restore = self.suspend_folder.as_ref().and_then(SuspendFolder::restore);
         if parts.restore.is_some() {
             parts.control = self.runtime_folder.waking();
@@ -427,7 +437,7 @@ impl Pod {
             self.web.show_account(&settings.account.user.0, &made);
         }
         self.prepare_desktop(volume);
-        parts.uuid = volume.uuid()?;
+        parts.identity.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
         let vars = match parts.restore {
             // They must be as they were.

@@ -6,7 +6,7 @@
 
 mod content;
 pub mod drivers;
-mod fat;
+pub mod fat;
 mod folder;
 pub mod iso;
 mod names;

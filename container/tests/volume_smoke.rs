@@ -27,3 +27,18 @@ fn survives_hostile_names() {
     }
     hostile_volume::name_medium(&"%41".repeat(20_000));
 }
+
+#[test]
+fn survives_hostile_manifests() {
+    // A valid one, and a valid journal.
+    hostile_volume::read_manifest(&[0, 1, 4, 2, 5, 6, 8]);
+    hostile_volume::read_manifest(&[9, 0, 1, 5, 8, 10]);
+    let mut noise = Noise::new(18);
+    for length in 0..600 {
+        let bytes: Vec<u8> = noise.by_ref().take(length).collect();
+        hostile_volume::read_manifest(&bytes);
+        // More likely to be well formed.
+        let few: Vec<u8> = [0, 1].into_iter().chain(bytes.iter().take(5).copied()).collect();
+        hostile_volume::read_manifest(&few);
+    }
+}

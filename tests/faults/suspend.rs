@@ -25,13 +25,13 @@ const KILLS: [usize; 2] = [10, 200];
 const LONGEST: u64 = 300_000;
 
 const SUSPEND: [(&str, &str); 2] = [("SHUTDOWN", "suspend"), ("NETWORK", "user")];
-const CONTINUES: &str = "the probe continues where it was suspended";
+pub(super) const CONTINUES: &str = "the probe continues where it was suspended";
 const SUSPENDED: &str = "the probe is suspended: the next start continues it";
 
-type Picture = Vec<u8>;
+pub(super) type Picture = Vec<u8>;
 
 /// The page of the probe, once it does not change any more.
-fn page(place: &Place) -> Result<Picture> {
+pub(super) fn page(place: &Place) -> Result<Picture> {
     let mut last = None;
     until("the page still changes", || {
         sleep(Duration::from_millis(300));
@@ -52,7 +52,7 @@ fn checked(place: &Place, words: &[(&str, &str)]) -> Result<(Running, Picture)> 
     Ok((pod, page(place)?))
 }
 
-fn types(place: &Place, text: &str) -> Result<()> {
+pub(super) fn types(place: &Place, text: &str) -> Result<()> {
     connect(&place.control())?.ask(&Command::Type { text: text.into() }).map(drop)
 }
 

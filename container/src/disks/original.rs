@@ -17,7 +17,7 @@ use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
 /// Extension of the file that marks a sealed volume, with the identity of the base in it.
-const SEALED: &str = "sealed";
+pub const SEALED: &str = "sealed";
 /// Extension of the file on a volume that tells which base its disk is over.
 pub const RECORD: &str = "over";
 

@@ -62,8 +62,7 @@ pub struct Parts {
     pub smm: bool,
     /// The socket of the TPM.
     pub tpm: Option<PathBuf>,
-    /// The UUID kept on the volume.
-    pub uuid: Option<Uuid>,
+    pub identity: Identity,
     /// The disks, the system disk first.
     pub disks: Vec<Disk>,
     /// Files of an ephemeral machine.
@@ -83,6 +82,14 @@ pub struct Parts {
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
     pub listeners: Vec<listen::Config>,
+}
+
+/// The machine's identity, as far as it is kept on the volume.
+#[derive(Debug, Default)]
+pub struct Identity {
+    pub uuid: Option<Uuid>,
+    /// The VM Generation ID since a snapshot was restored.
+    pub generation: Option<Uuid>,
 }
 
 impl Parts {
@@ -141,7 +148,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         ..Config::default()
     };
     frame(&mut config, settings, sizes);
-    identity(&mut config, settings, parts.uuid.as_ref())?;
+    identity(&mut config, settings, parts)?;
     if let Some((code, vars)) = &parts.firmware {
         config.firmware = Some(text(code)?);
         config.vars = Some(text(vars)?);
@@ -266,8 +273,9 @@ fn features(processor: &Processor) -> Features {
     }
 }
 
-/// The SMBIOS strings and the UUID.
-fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> anyhow::Result<()> {
+/// The SMBIOS strings, the UUID and the VM Generation ID.
+fn identity(config: &mut Config, settings: &Settings, parts: &Parts) -> anyhow::Result<()> {
+    config.vmgenid = parts.identity.generation.map(|id| id.to_string());
     let machine = &settings.machine;
     let said = [machine.smbios.as_ref(), machine.arguments.as_ref().map(|it| &it.smbios)];
     let said = || said.into_iter().flatten();
@@ -285,7 +293,7 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
         ensure!(values.next().is_none(), "SM_BIOS and ARGUMENTS both set {name}=: set it once");
     }
     let uuid = said().filter_map(|it| it.uuid.as_ref()).next();
-    if let Some(uuid) = machine.uuid.as_ref().or(uuid).or(kept) {
+    if let Some(uuid) = machine.uuid.as_ref().or(uuid).or(parts.identity.uuid.as_ref()) {
         smbios.uuid = uuid.to_string();
     }
     Ok(())

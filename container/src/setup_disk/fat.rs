@@ -250,7 +250,7 @@ fn date_and_time(time: SystemTime) -> [u16; 2] {
 
 /// Year, month and day of the Gregorian calendar, from days since 1970. Years begin with March
 /// here, so that a leap day is the last of its year.
-fn civil(days: u64) -> (u64, u64, u64) {
+pub fn civil(days: u64) -> (u64, u64, u64) {
     let days = days.min(100_000) + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =

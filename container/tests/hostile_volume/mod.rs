@@ -2,6 +2,7 @@
 
 use container::settings::language::Language;
 use container::settings::version::Version;
+use container::snapshots::manifest::{Journal, MAX_FILES, Manifest, with_checksum};
 use container::state::content::{Content, judge};
 use container::state::name;
 use container::state::testutil::{Esp, HEADER, disk, seal};
@@ -42,4 +43,50 @@ pub(crate) fn name_medium(text: &str) {
         let plain = !name.contains('/') && !name.contains(char::is_control) && name.len() < 300;
         assert!(plain && name.to_lowercase().ends_with(".iso"), "{name:?}");
     }
+}
+
+/// A manifest of a snapshot, in which the fuzzer replaces parts.
+const PARTS: [&str; 16] = [
+    r#"{"name":"one","created":1,"kind":"off","files":["#,
+    r#"{"volume":0,"file":"data.img","bytes":7,"changed":[1,2]}"#,
+    r#"{"volume":1,"file":"data2.img","bytes":7,"changed":[-1,2]}"#,
+    r#"{"volume":9,"file":"../x","bytes":18446744073709551615,"changed":[1,4000000000]}"#,
+    ",",
+    r#"],"absent":["#,
+    r#"[0,"windows.boot"]"#,
+    r#"[0,"/etc/passwd"]"#,
+    "]}",
+    r#"{"manifest":"#,
+    r#","generation":"00000000000000000000000000000000"}"#,
+    "..",
+    "\"",
+    "[",
+    "\\u0000",
+    "memory",
+];
+
+/// Bytes as the manifest of a snapshot, as they are and with a checksum; and parts of manifests in
+/// the order of the bytes.
+pub(crate) fn read_manifest(bytes: &[u8]) {
+    let parts: String = bytes.iter().map(|it| PARTS[usize::from(*it) % PARTS.len()]).collect();
+    for bytes in [bytes, &with_checksum(bytes), &with_checksum(parts.as_bytes())] {
+        if let Ok(manifest) = Manifest::read(bytes) {
+            judge_manifest(&manifest);
+        }
+        if let Ok(journal) = Journal::read(bytes) {
+            judge_manifest(&journal.manifest);
+        }
+    }
+}
+
+fn judge_manifest(manifest: &Manifest) {
+    let files = manifest.files.iter().map(|entry| (entry.volume, entry.file.as_str()));
+    let absent = manifest.absent.iter().map(|(volume, file)| (*volume, file.as_str()));
+    let all: Vec<_> = files.chain(absent).collect();
+    assert!(all.len() <= 2 * MAX_FILES);
+    for (volume, file) in all {
+        let plain = !file.contains('/') && !file.starts_with('.') && !file.is_empty();
+        assert!(plain && volume < 6, "{volume} {file:?}");
+    }
+    assert_eq!(Manifest::read(&manifest.write().unwrap()).unwrap(), *manifest);
 }

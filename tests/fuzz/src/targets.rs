@@ -222,6 +222,7 @@ fn wim(bytes: &[u8]) {
 
 fn volume(bytes: &[u8]) {
     hostile_volume::judge_disk(bytes);
+    hostile_volume::read_manifest(bytes);
     if let Ok(text) = from_utf8(bytes) {
         hostile_volume::name_medium(text);
     }

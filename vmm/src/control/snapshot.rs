@@ -39,14 +39,19 @@ pub fn finish_interrupted(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The header of the snapshot in this folder, if its machine ended with it.
+/// The header of the snapshot in this folder, if its machine can continue: it ended with the
+/// snapshot, or was paused while its disks were copied.
 pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
-    let header = match File::open(dir.join(MACHINE)) {
-        Ok(file) => Some(Header::read(&mut BufReader::new(file))?),
-        Err(error) if is_absent(&error) => unfinished(dir)?,
-        Err(error) => return Err(error.into()),
-    };
-    Ok(header.filter(|header| header.then == Then::Quit))
+    match File::open(dir.join(MACHINE)) {
+        Ok(file) => {
+            let header = Header::read(&mut BufReader::new(file))?;
+            Ok(Some(header).filter(|header| header.then != Then::Resume))
+        }
+        Err(error) if is_absent(&error) => {
+            Ok(unfinished(dir)?.filter(|header| header.then == Then::Quit))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The header of the snapshot that is complete but for its name.

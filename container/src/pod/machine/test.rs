@@ -26,7 +26,10 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         firmware: Some(("/code".into(), "/vars".into())),
         smm: false,
         tpm: Some("/run/tpm.sock".into()),
-        uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
+        identity: Identity {
+            uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
+            generation: None,
+        },
         disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
         rescue: Some("/start.iso".into()),
         media: vec![PathBuf::from("/a,b.iso").into()],

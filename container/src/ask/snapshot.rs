@@ -1,0 +1,74 @@
+//! The pod's side of a snapshot, as the command sees it: the pod holds the machine still while the
+//! connection lasts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use vmm::control::{Client, Then, snapshot};
+
+use super::{NO_POD, Pod};
+use crate::pod::freeze::Outcome;
+use crate::pod::inquiry::Question;
+use crate::pod::runtime_folder::RuntimeFolder;
+use crate::snapshots::create::{self, Held, Running};
+
+/// Besides memory: registers and devices.
+const OTHER_BYTES: u64 = 64 << 20;
+
+/// The pod that runs here, if there is one.
+pub fn pod() -> Option<RunningPod> {
+    Pod::find().ok().map(RunningPod)
+}
+
+pub struct RunningPod(Pod);
+
+impl create::Pod for RunningPod {
+    fn machine(&mut self) -> anyhow::Result<Running> {
+        let state: Value = serde_json::from_slice(&self.0.ask(&Question::State)?)?;
+        let machine = &state["machine"];
+        let doing = state["pod"]["doing"].as_str().unwrap_or_default();
+        ensure!(machine.is_object(), "the machine does not run yet: {doing}: try again later");
+        let disks = machine["disks"].as_array().into_iter().flatten();
+        let disks = disks.filter_map(|disk| disk["path"].as_str()).map(PathBuf::from).collect();
+        let memory =
+            machine["memory"].as_u64().context("the machine does not report its memory")?;
+        let process = machine["pid"].as_u64().and_then(memory_of);
+        let memory = memory.min(process.unwrap_or(memory)).saturating_add(OTHER_BYTES);
+        Ok(Running { disks, memory })
+    }
+
+    fn hold(&mut self, freeze: bool, limit: Duration) -> anyhow::Result<()> {
+        self.0.ask(&Question::Hold { freeze, seconds: limit.as_secs() }).map(drop)
+    }
+
+    fn save(&mut self, folder: &Path, within: Duration) -> anyhow::Result<()> {
+        let runtime_folder = RuntimeFolder::find().context(NO_POD)?;
+        let mut machine = Client::connect_timeout(&runtime_folder.control(), within)?;
+        let within = u16::try_from(within.as_secs()).unwrap_or(u16::MAX);
+        snapshot::save(&mut machine, folder, Then::Pause, Some(within)).map(drop)
+    }
+
+    fn release(&mut self) -> anyhow::Result<Held> {
+        let outcome: Outcome = serde_json::from_slice(&self.0.ask(&Question::Release)?)?;
+        let Outcome { in_time, frozen, why, seconds } = outcome;
+        ensure!(
+            in_time,
+            "the machine went on before the snapshot was complete, after {seconds:.1} s: allow \
+             more with --pause, or take the snapshot while it is off"
+        );
+        Ok(Held { frozen: if frozen { Ok(()) } else { Err(why) }, seconds })
+    }
+}
+
+/// Bytes of memory that a process has, also those that are swapped out.
+fn memory_of(id: u64) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
+    };
+    bytes("VmRSS:")?.checked_add(bytes("VmSwap:")?)
+}

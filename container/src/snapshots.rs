@@ -1,0 +1,302 @@
+//! Snapshots of the pod's disks: a folder on each volume, `windows.snapshots`, with a folder for
+//! each of them.
+//!
+//! A snapshot exists if its folder on the first volume has its name, which it gets last. Until
+//! then, and from the first moment of its removal, the folder is `.part-NAME`; the next command or
+//! start of the pod removes it, with what other volumes have of it.
+//!
+//! Threats: others may write to the volume. No link in these folders is followed, manifests are
+//! read with limits, and only files of this machine are replaced.
+
+pub mod copying;
+pub mod create;
+pub mod manifest;
+pub mod restore;
+pub mod set;
+pub mod show;
+#[cfg(test)]
+mod test;
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, lchown};
+use std::path::{Path, PathBuf};
+
+use ::host::lock;
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use self::manifest::Manifest;
+use crate::disks::{MAX_DISKS, below};
+use crate::files;
+use crate::settings::Settings;
+
+const LOCK: &str = ".lock";
+const PART: &str = ".part-";
+/// Folders of a restore: for new files, and for those that they replace.
+const STAGED: &str = ".staged";
+const REPLACED: &str = ".replaced";
+/// The folder of the machine's memory in a snapshot.
+pub const MEMORY: &str = "memory";
+const MAX_NAME: usize = 40;
+/// Maximum number of snapshots that are listed.
+const MAX_LISTED: usize = 1000;
+
+/// The name of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Name(String);
+
+impl Name {
+    pub fn read(text: &str) -> anyhow::Result<Self> {
+        let is_allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        let allowed = text.chars().all(is_allowed) && (1..=MAX_NAME).contains(&text.len());
+        ensure!(
+            allowed && text.starts_with(|it: char| it.is_ascii_alphanumeric()),
+            "{}: the name of a snapshot has 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`, and \
+             begins with a letter or a digit",
+            text.escape_debug()
+        );
+        Ok(Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> anyhow::Result<Self> {
+        Self::read(&text)
+    }
+}
+
+/// A snapshot as it is listed.
+#[derive(Debug)]
+pub struct Listed {
+    pub name: Name,
+    /// The error is a sentence about a damaged one.
+    pub manifest: Result<Manifest, String>,
+    /// Bytes that its files occupy. Clones share theirs.
+    pub taken: u64,
+}
+
+/// The snapshots of a machine. `root` contains the file systems.
+#[derive(Clone, Copy)]
+pub struct Shelf<'a> {
+    pub settings: &'a Settings,
+    pub root: &'a Path,
+}
+
+impl<'a> Shelf<'a> {
+    pub fn new(settings: &'a Settings, root: &'a Path) -> Self {
+        Self { settings, root }
+    }
+
+    /// The folder of the disk with this number.
+    pub fn volume(&self, number: usize) -> PathBuf {
+        match number {
+            0 => below(self.root, &self.settings.storage.folder),
+            _ => self.root.join(format!("storage{}", number + 1)),
+        }
+    }
+
+    pub fn folder(&self, number: usize) -> PathBuf {
+        self.volume(number).join(format!("{}.snapshots", self.settings.pod.process()))
+    }
+
+    fn of(&self, number: usize, name: &Name) -> PathBuf {
+        self.folder(number).join(name.as_str())
+    }
+
+    fn part(&self, number: usize, name: &Name) -> PathBuf {
+        self.folder(number).join(format!("{PART}{}", name.as_str()))
+    }
+
+    /// Makes the folder, for its owner alone, who is that of the volume.
+    fn make_folder(&self, number: usize) -> anyhow::Result<()> {
+        let folder = self.folder(number);
+        self.make(&folder).with_context(|| folder.display().to_string())
+    }
+
+    fn make(&self, folder: &Path) -> anyhow::Result<()> {
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+        ensure!(is_folder(folder)?, "it is not a folder: remove it");
+        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        let owner = fs::metadata(self.volume(0))?;
+        // Only root may give it away.
+        lchown(folder, Some(owner.uid()), Some(owner.gid())).ok();
+        files::sync_folder(folder);
+        Ok(())
+    }
+
+    /// Keeps other commands away until the file is dropped.
+    pub fn lock(&self) -> anyhow::Result<File> {
+        self.make_folder(0)?;
+        let path = self.folder(0).join(LOCK);
+        let mut options = File::options();
+        let file = files::open_itself(&path, options.write(true).create(true).truncate(false));
+        let file = file.with_context(|| path.display().to_string())?;
+        lock::exclusive(&file, &path).context("another snapshot is being taken or restored")?;
+        Ok(file)
+    }
+
+    /// The snapshots, sorted by name.
+    pub fn list(&self) -> anyhow::Result<Vec<Listed>> {
+        let folder = self.folder(0);
+        let mut names = Vec::new();
+        for entry in entries(&folder)? {
+            names.extend(entry.and_then(|text| Name::read(&text).ok()));
+        }
+        names.sort();
+        names.truncate(MAX_LISTED);
+        Ok(names.into_iter().map(|name| self.look(name)).collect())
+    }
+
+    fn look(&self, name: Name) -> Listed {
+        let read = Manifest::of(&self.folder(0), &name).and_then(|manifest| {
+            let taken = self.taken(&manifest)?;
+            Ok((manifest, taken))
+        });
+        match read {
+            Ok((manifest, taken)) => Listed { name, manifest: Ok(manifest), taken },
+            Err(error) => Listed { name, manifest: Err(format!("{error:#}")), taken: 0 },
+        }
+    }
+
+    /// Fails if a file is missing, or has another length.
+    fn taken(&self, manifest: &Manifest) -> anyhow::Result<u64> {
+        let mut taken = 0;
+        for entry in &manifest.files {
+            let path = Path::new(manifest.name.as_str()).join(&entry.file);
+            let open = files::open_within(&self.folder(entry.volume), &path);
+            let found = open.with_context(|| entry.file.clone())?.metadata()?;
+            let whole = found.is_file() && found.len() == entry.bytes;
+            ensure!(whole, "{} does not have {} bytes", entry.file, entry.bytes);
+            taken += found.blocks() * 512;
+        }
+        Ok(taken)
+    }
+
+    /// The snapshot of this name, whole.
+    pub fn find(&self, name: &Name) -> anyhow::Result<Manifest> {
+        let known = is_folder(&self.of(0, name))?;
+        ensure!(known, "there is no snapshot {}: `transom snapshot list` shows all", name.as_str());
+        let manifest = self.look(name.clone()).manifest;
+        manifest.map_err(|why| anyhow::anyhow!("the snapshot {} is damaged: {why}", name.as_str()))
+    }
+
+    pub fn delete(&self, name: &Name) -> anyhow::Result<()> {
+        let _lock = self.lock()?;
+        self.clean()?;
+        ensure!(
+            is_folder(&self.of(0, name))?,
+            "there is no snapshot {}: `transom snapshot list` shows all",
+            name.as_str()
+        );
+        let part = self.part(0, name);
+        fs::rename(self.of(0, name), &part).with_context(|| part.display().to_string())?;
+        files::sync_folder(&part);
+        self.discard(name)
+    }
+
+    /// Removes what is unfinished, except a restore that must be finished. The caller has the lock.
+    pub fn clean(&self) -> anyhow::Result<()> {
+        for entry in entries(&self.folder(0))? {
+            let name = entry.and_then(|text| Name::read(text.strip_prefix(PART)?).ok());
+            if let Some(name) = name {
+                self.discard(&name)?;
+            }
+        }
+        if restore::journal(self)?.is_none() {
+            for number in 0..MAX_DISKS {
+                for folder in [STAGED, REPLACED] {
+                    remove(&self.folder(number), folder)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes an unfinished snapshot: from the first volume last.
+    fn discard(&self, name: &Name) -> anyhow::Result<()> {
+        let is_whole = is_folder(&self.of(0, name))?;
+        for number in (0..MAX_DISKS).rev() {
+            remove(&self.folder(number), &format!("{PART}{}", name.as_str()))?;
+            if number > 0 && !is_whole {
+                remove(&self.folder(number), name.as_str())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether this is a folder, and no link to one.
+fn is_folder(path: &Path) -> anyhow::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(false)
+        }
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// Names in a folder. There are none if it is no folder.
+fn entries(folder: &Path) -> anyhow::Result<Vec<Option<String>>> {
+    if !is_folder(folder)? {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    Ok(entries.flatten().map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+/// Removes a folder in one of ours, with all that is in it. Links in it are not followed.
+fn remove(folder: &Path, name: &str) -> anyhow::Result<()> {
+    if !is_folder(folder)? {
+        return Ok(());
+    }
+    let path = folder.join(name);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            bail!("{}: remove it", path.display())
+        }
+        other => other.with_context(|| path.display().to_string()),
+    }
+}
+
+/// Finishes a restore that was interrupted, and removes unfinished snapshots, before the pod looks
+/// at the volume. Only the first must succeed.
+pub fn recover(shelf: &Shelf) -> anyhow::Result<()> {
+    let restores = restore::journal(shelf)?.is_some();
+    match tidy(shelf, restores) {
+        Err(error) if !restores => {
+            tracing::warn!("the rest of an interrupted snapshot is not removed: {error:#}");
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn tidy(shelf: &Shelf, restores: bool) -> anyhow::Result<()> {
+    let left = |name: &String| name.starts_with(PART) || [STAGED, REPLACED].contains(&&**name);
+    if !restores && !entries(&shelf.folder(0))?.iter().flatten().any(left) {
+        return Ok(());
+    }
+    let _lock = match shelf.lock() {
+        // A snapshot is being taken now.
+        Err(_) if !restores => return Ok(()),
+        other => other?,
+    };
+    if restores {
+        restore::finish(shelf)?;
+        tracing::info!("an interrupted restore of a snapshot is finished");
+    }
+    shelf.clean()
+}

@@ -1,0 +1,423 @@
+//! Puts the files of a snapshot back.
+//!
+//! All files are copied first, beside the present ones. Then a journal is written, durably: from
+//! then on the restore is finished whatever happens, by the next command or start of the pod.
+//! Without the journal the present files are as they were. Each file is replaced by a rename, and
+//! the former one stays until all are in their places.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use host::lock;
+use host::uuid::Uuid;
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use vmm::control::snapshot::{MACHINE, MEMORY as CONTENTS, UNFINISHED};
+
+use super::copying::{self, Progress, check_room};
+use super::manifest::{Entry, Journal, Kind, Manifest, read};
+use super::set::{belongs, is_disk};
+use super::{MEMORY, Name, REPLACED, STAGED, Shelf, remove};
+use crate::files;
+use crate::status::{Failure, Status};
+use crate::suspended;
+
+/// Extension of the file with the VM Generation ID after a restore.
+pub const GENERATION: &str = "generation";
+/// Extension of the journal.
+const JOURNAL: &str = "restoring";
+
+/// An atomic change to the volume. Each of them may be made again after a kill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    MakeFolder(PathBuf),
+    /// Keeps the present file, and puts the staged one in its place.
+    Replace {
+        staged: PathBuf,
+        path: PathBuf,
+        kept: PathBuf,
+    },
+    Move {
+        from: PathBuf,
+        to: PathBuf,
+    },
+    Remove(PathBuf),
+    Write {
+        path: PathBuf,
+        text: String,
+    },
+}
+
+/// Restores the disks of a machine that is off.
+pub fn restore(shelf: Shelf, name: &Name, drop_suspended: bool) -> anyhow::Result<Manifest> {
+    let _lock = shelf.lock()?;
+    finish(&shelf)?;
+    shelf.clean()?;
+    let manifest = shelf.find(name)?;
+    check(&shelf, &manifest)?;
+    let _disks = lock_disks(&shelf)?;
+    let folder = suspended::folder(shelf.settings, shelf.root);
+    let is_suspended =
+        folder.join(MACHINE).try_exists()? || folder.join(UNFINISHED).try_exists()?;
+    ensure!(
+        drop_suspended || !is_suspended,
+        "a machine is suspended on the volume, whose memory does not fit the disks of the \
+         snapshot: start it and shut it down, or lose it with --drop-suspended"
+    );
+    let staged = stage(&shelf, &manifest);
+    if staged.is_err() {
+        shelf.clean().ok();
+    }
+    // No machine may open the new files before all have their names.
+    let _staged = staged?;
+    let journal = Journal { manifest, generation: Uuid::random()?.to_string() };
+    write(&journal_path(&shelf), &journal.write()?)?;
+    finish(&shelf)?;
+    Ok(journal.manifest)
+}
+
+fn journal_path(shelf: &Shelf) -> PathBuf {
+    shelf.volume(0).join(format!("{}.{JOURNAL}", shelf.settings.pod.process()))
+}
+
+/// The restore that has begun.
+pub fn journal(shelf: &Shelf) -> anyhow::Result<Option<Journal>> {
+    let path = journal_path(shelf);
+    let Some(name) = path.file_name() else { return Ok(None) };
+    match fs::symlink_metadata(&path) {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(None);
+        }
+        found => found.map(drop).with_context(|| path.display().to_string())?,
+    }
+    let journal = read(&shelf.volume(0), Path::new(name)).and_then(|bytes| Journal::read(&bytes));
+    let journal = journal.and_then(|journal| {
+        check(shelf, &journal.manifest)?;
+        Ok(journal)
+    });
+    let out = "restore a backup of the volume, or remove the file to keep the disks as they are";
+    let fail = |error| Failure::new(Status::State, format!("{}: {error:#}: {out}", path.display()));
+    journal.map(Some).map_err(fail)
+}
+
+/// Finishes the restore that has begun, if there is one. The caller has the lock.
+pub fn finish(shelf: &Shelf) -> anyhow::Result<()> {
+    let Some(journal) = journal(shelf)? else { return Ok(()) };
+    for step in steps(shelf, &journal) {
+        let out = "the restore continues at the next start";
+        step.make(shelf).with_context(|| format!("{}: {out}", step.path().display()))?;
+    }
+    for number in 0..crate::disks::MAX_DISKS {
+        for folder in [STAGED, REPLACED] {
+            remove(&shelf.folder(number), folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// The machine's VM Generation ID since the last restore.
+pub fn generation(shelf: &Shelf) -> Option<Uuid> {
+    files::read_itself(&generation_path(shelf)).ok()?.trim().parse().ok()
+}
+
+fn generation_path(shelf: &Shelf) -> PathBuf {
+    shelf.volume(0).join(format!("{}.{GENERATION}", shelf.settings.pod.process()))
+}
+
+/// Fails unless all files are this machine's.
+fn check(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<()> {
+    let files = manifest.files.iter().map(|entry| (entry.volume, &entry.file));
+    for (volume, file) in files.chain(manifest.absent.iter().map(|it| (it.0, &it.1))) {
+        ensure!(
+            belongs(shelf, volume, file),
+            "the snapshot has {file}, which is no file of this machine: set APP, STORAGE and \
+             DISK_NAME as they were"
+        );
+    }
+    let disk_of = |number: usize| {
+        let mut all = manifest.files.iter().filter(|it| it.volume == number);
+        all.any(|entry| is_disk(shelf, number, &entry.file))
+    };
+    let lost = manifest
+        .absent
+        .iter()
+        .find(|(number, file)| is_disk(shelf, *number, file) && !disk_of(*number));
+    ensure!(lost.is_none() && disk_of(0), "the snapshot has no disk");
+    Ok(())
+}
+
+/// Locks the present disks of the pod, so that no machine uses them.
+fn lock_disks(shelf: &Shelf) -> anyhow::Result<Vec<File>> {
+    let mut locked = Vec::new();
+    for number in 0..crate::disks::MAX_DISKS {
+        for disk in crate::disks::own_files(number, shelf.settings, shelf.root) {
+            match files::open_itself(&disk.path, File::options().read(true).write(true)) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == ErrorKind::NotADirectory => continue,
+                other => {
+                    let file = other.with_context(|| disk.path.display().to_string())?;
+                    lock::exclusive(&file, &disk.path).context("stop the pod first")?;
+                    locked.push(file);
+                }
+            }
+        }
+    }
+    Ok(locked)
+}
+
+/// Copies the files of the snapshot beside those that they replace. Returns the disks, locked.
+fn stage(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<Vec<File>> {
+    let mut locked = Vec::new();
+    let mut all = manifest.files.clone();
+    if manifest.kind == Kind::Memory {
+        all.extend(memory_entries(shelf, &manifest.name)?);
+    }
+    for (number, file) in &manifest.absent {
+        let volume = shelf.volume(*number);
+        check_place(&volume, &volume, &volume.join(file))?;
+    }
+    let sleeper = suspended::folder(shelf.settings, shelf.root);
+    if sleeper.exists() {
+        check_place(&shelf.volume(0), &sleeper, &sleeper.join(MACHINE))?;
+    }
+    let mut progress = Progress::new(all.iter().map(|entry| entry.bytes).sum());
+    for entry in &all {
+        let volume = shelf.volume(entry.volume);
+        shelf.make_folder(entry.volume)?;
+        let folder = shelf.folder(entry.volume).join(STAGED);
+        shelf.make(&folder).with_context(|| folder.display().to_string())?;
+        shelf.make(&folder.with_file_name(REPLACED)).context(REPLACED)?;
+        check_place(&volume, &folder, &volume.join(&entry.file))?;
+        let name = Path::new(&entry.file).file_name().unwrap_or_default();
+        let copy = stage_one(shelf, manifest, entry, &folder.join(name), &mut progress)
+            .with_context(|| folder.join(name).display().to_string())?;
+        if is_disk(shelf, entry.volume, &entry.file) {
+            lock::exclusive(&copy, &folder.join(name))?;
+            locked.push(copy);
+        }
+    }
+    Ok(locked)
+}
+
+/// The files of the machine's memory, with the paths in the folder of the snapshot.
+fn memory_entries(shelf: &Shelf, name: &Name) -> anyhow::Result<Vec<Entry>> {
+    let entry = |file: &str| {
+        let file = format!("{MEMORY}/{file}");
+        let path = Path::new(name.as_str()).join(&file);
+        let found =
+            files::open_within(&shelf.folder(0), &path).context("its memory")?.metadata()?;
+        let (bytes, changed) = (found.len(), copying::changed(&found));
+        anyhow::Ok(Entry { volume: 0, file, bytes, changed })
+    };
+    [MACHINE, CONTENTS].map(entry).into_iter().collect()
+}
+
+/// Fails if a file could not be replaced by a rename.
+fn check_place(volume: &Path, folder: &Path, path: &Path) -> anyhow::Result<()> {
+    let (one, two) = (fs::metadata(volume)?.dev(), fs::metadata(folder)?.dev());
+    ensure!(one == two, "{}: it is another file system than the volume", folder.display());
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(());
+        }
+        found => found.with_context(|| path.display().to_string())?,
+    };
+    let mounted = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty());
+    let mounted = mounted.is_ok_and(|it| it.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    let path = path.display();
+    ensure!(found.is_file() && !mounted, "{path}: it is not a file of the volume itself");
+    Ok(())
+}
+
+fn stage_one(
+    shelf: &Shelf,
+    manifest: &Manifest,
+    entry: &Entry,
+    to: &Path,
+    progress: &mut Progress,
+) -> anyhow::Result<File> {
+    let path = Path::new(manifest.name.as_str()).join(&entry.file);
+    let from = files::open_within(&shelf.folder(entry.volume), &path)?;
+    ensure!(from.metadata()?.is_file(), "it is not a file");
+    let mut options = File::options();
+    let copy = options.read(true).write(true).create_new(true).mode(0o600).open(to)?;
+    if copying::clone(&from, &copy).is_err() {
+        copy.set_len(0)?;
+        check_room(&shelf.volume(entry.volume), from.metadata()?.blocks() * 512)?;
+        copying::copy(&from, &copy, progress)?;
+    }
+    // Owner and mode are those of the file that is replaced.
+    let volume = shelf.volume(entry.volume);
+    let present = fs::symlink_metadata(volume.join(&entry.file)).ok();
+    let mode = present.as_ref().map_or(0o600, |it| it.mode() & 0o777);
+    let owner = present.map_or_else(|| fs::metadata(&volume), Ok)?;
+    fchown(&copy, Some(owner.uid()), Some(owner.gid())).ok();
+    copy.set_permissions(Permissions::from_mode(mode))?;
+    copying::set_time(&copy, entry.changed)?;
+    copy.sync_all()?;
+    files::sync_folder(to);
+    Ok(copy)
+}
+
+/// The changes that put the staged files in their places. The journal is removed last.
+fn steps(shelf: &Shelf, journal: &Journal) -> Vec<Step> {
+    let staged = |number: usize| shelf.folder(number).join(STAGED);
+    let kept = |number: usize| shelf.folder(number).join(REPLACED);
+    let sleeper = suspended::folder(shelf.settings, shelf.root);
+    let has_memory = journal.manifest.kind == Kind::Memory;
+    let mut steps = Vec::new();
+    // Its memory does not fit the disks from here on. Later it is that of the snapshot.
+    if !has_memory || staged(0).join(MACHINE).exists() {
+        steps.extend([MACHINE, UNFINISHED].map(|name| Step::Remove(sleeper.join(name))));
+    }
+    for Entry { volume, file, .. } in &journal.manifest.files {
+        steps.push(Step::Replace {
+            staged: staged(*volume).join(file),
+            path: shelf.volume(*volume).join(file),
+            kept: kept(*volume).join(file),
+        });
+    }
+    for (volume, file) in &journal.manifest.absent {
+        let from = shelf.volume(*volume).join(file);
+        steps.push(Step::Move { from, to: kept(*volume).join(file) });
+    }
+    if has_memory {
+        steps.push(Step::MakeFolder(sleeper.clone()));
+        for name in [CONTENTS, MACHINE] {
+            steps.push(Step::Move { from: staged(0).join(name), to: sleeper.join(name) });
+        }
+    }
+    steps.push(Step::Write {
+        path: generation_path(shelf),
+        text: format!("{}\n", journal.generation),
+    });
+    steps.push(Step::Remove(journal_path(shelf)));
+    steps
+}
+
+impl Step {
+    fn make(&self, shelf: &Shelf) -> anyhow::Result<()> {
+        match self {
+            Self::MakeFolder(path) => shelf.make(path)?,
+            Self::Replace { staged, path, kept } => {
+                if !exists(staged)? {
+                    return Ok(());
+                }
+                if !exists(kept)? && exists(path)? {
+                    keep(path, kept)?;
+                }
+                rename(staged, path)?;
+            }
+            Self::Move { from, to } => {
+                if exists(from)? {
+                    rename(from, to)?;
+                }
+            }
+            Self::Remove(path) => {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    other => other?,
+                }
+                sync(path)?;
+            }
+            Self::Write { path, text } => {
+                write(path, text.as_bytes())?;
+                let owner = fs::metadata(shelf.volume(0))?;
+                let (user, group) = (Some(owner.uid()), Some(owner.gid()));
+                std::os::unix::fs::lchown(path, user, group).ok();
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::MakeFolder(path) | Self::Remove(path) | Self::Write { path, .. } => path,
+            Self::Replace { path, .. } => path,
+            Self::Move { from, .. } => from,
+        }
+    }
+}
+
+fn exists(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a file a second name. A file system without such names leaves it with that alone.
+fn keep(path: &Path, kept: &Path) -> anyhow::Result<()> {
+    if fs::hard_link(path, kept).is_err() {
+        fs::rename(path, kept)?;
+    }
+    sync(kept)?;
+    sync(path)
+}
+
+fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::rename(from, to)?;
+    sync(to)?;
+    sync(from)
+}
+
+/// Makes a name durable. Fails if that is unknown, because the next step relies on it.
+fn sync(path: &Path) -> anyhow::Result<()> {
+    let Some(folder) = path.parent() else { bail!("a path without a folder") };
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // Some file systems cannot, and have no need; and there may be no folder to remove from.
+        Err(error) if [ErrorKind::InvalidInput, ErrorKind::NotFound].contains(&error.kind()) => {
+            Ok(())
+        }
+        other => Ok(other?),
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    files::write(path, |file| file.write_all(bytes)).with_context(|| path.display().to_string())?;
+    sync(path)
+}
+
+#[cfg(test)]
+pub mod test {
+    use super::*;
+
+    /// A restore that is killed after this number of changes: those that stage each file, the
+    /// journal, and the steps. Returns false if there are fewer.
+    pub fn killed(shelf: Shelf, name: &Name, cut: usize) -> bool {
+        let _lock = shelf.lock().unwrap();
+        let manifest = shelf.find(name).unwrap();
+        let staged = manifest.files.len();
+        if cut < staged {
+            let mut part = manifest;
+            part.files.truncate(cut);
+            part.kind = Kind::Off;
+            stage(&shelf, &part).unwrap();
+            return true;
+        }
+        stage(&shelf, &manifest).unwrap();
+        if cut == staged {
+            return true;
+        }
+        let journal = Journal { manifest, generation: Uuid::random().unwrap().to_string() };
+        write(&journal_path(&shelf), &journal.write().unwrap()).unwrap();
+        let steps = steps(&shelf, &journal);
+        let count = cut - staged - 1;
+        for (number, step) in steps.iter().take(count / 2).enumerate() {
+            step.make(&shelf).unwrap();
+            // A kill in the middle of a replacement.
+            if let (true, Some(Step::Replace { path, kept, .. })) =
+                (count % 2 == 1 && number + 1 == count / 2, steps.get(number + 1))
+                && path.exists()
+            {
+                keep(path, kept).unwrap();
+            }
+        }
+        count / 2 <= steps.len()
+    }
+}

@@ -1,0 +1,387 @@
+//! Snapshots of volumes of a machine that is off, and of one that a fake pod holds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::time::Duration;
+
+use super::create::{self, Held, Pod, Running, Wish, create};
+use super::manifest::{Kind, MANIFEST};
+use super::restore::{GENERATION, journal, restore};
+use super::*;
+
+/// Host with the volumes /storage and /storage2.
+struct Host {
+    root: tempfile::TempDir,
+    settings: Settings,
+}
+
+impl Host {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let mut settings = Settings::default();
+        settings.storage.folder = "/storage".into();
+        settings.storage.name.0 = "data".into();
+        settings.pod.app.0 = "Windows".into();
+        for folder in ["storage", "storage2"] {
+            fs::create_dir(root.path().join(folder)).unwrap();
+        }
+        let host = Self { root, settings };
+        host.fill("old");
+        host
+    }
+
+    fn shelf(&self) -> Shelf<'_> {
+        Shelf::new(&self.settings, self.root.path())
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::write(self.root.path().join(path), text).unwrap();
+    }
+
+    /// Gives all files of the machine this content.
+    fn fill(&self, text: &str) {
+        for path in ["storage/data.img", "storage2/data2.img", "storage/windows.vars"] {
+            self.write(path, &format!("{text} {path}"));
+        }
+        self.write("storage/windows.base", text);
+    }
+
+    /// Another machine than that of `fill`: a file is there, and one is not.
+    fn change(&self) {
+        self.fill("new");
+        self.write("storage/windows.boot", "");
+        fs::remove_file(self.root.path().join("storage/windows.vars")).unwrap();
+    }
+
+    /// All files outside of the snapshots, except the VM Generation ID.
+    fn files(&self) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::new();
+        for folder in ["storage", "storage2"] {
+            for entry in fs::read_dir(self.root.path().join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+                if path.is_file() && !name.ends_with(GENERATION) {
+                    all.insert(format!("{folder}/{name}"), fs::read_to_string(&path).unwrap());
+                }
+            }
+        }
+        all
+    }
+
+    fn generation(&self) -> Option<String> {
+        fs::read_to_string(self.root.path().join("storage/windows.generation")).ok()
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.root.path().join(folder)).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+const SHELVES: [&str; 2] = ["storage/windows.snapshots", "storage2/windows.snapshots"];
+
+fn name(text: &str) -> Name {
+    Name::read(text).unwrap()
+}
+
+fn take(host: &Host, text: &str) -> anyhow::Result<create::Made> {
+    create(host.shelf(), &name(text), Wish::default(), None)
+}
+
+#[test]
+fn names_are_short_and_cannot_be_paths() {
+    for text in ["a", "before-update", "2026.01_31", &"x".repeat(40)] {
+        assert_eq!(Name::read(text).unwrap().as_str(), text);
+    }
+    for text in ["", ".", "..", ".lock", "-x", "_x", "a/b", "a b", "é", "a\n", &"x".repeat(41)] {
+        Name::read(text).unwrap_err();
+    }
+}
+
+#[test]
+fn a_snapshot_has_all_disks_and_what_belongs_to_them() {
+    let host = Host::new();
+    let made = take(&host, "one").unwrap();
+    assert_eq!(made.manifest.kind, Kind::Off);
+    let again = take(&host, "one").unwrap_err().to_string();
+    assert_eq!(again, "there is a snapshot one already: choose another name");
+    assert_eq!(host.names(SHELVES[0]), [".lock", "one"]);
+    assert_eq!(
+        host.names("storage/windows.snapshots/one"),
+        ["data.img", MANIFEST, "windows.base", "windows.vars"]
+    );
+    assert_eq!(host.names("storage2/windows.snapshots/one"), ["data2.img"]);
+    let mode = |path: &str| fs::metadata(host.root.path().join(path)).unwrap().mode() & 0o777;
+    assert_eq!(mode(SHELVES[0]), 0o700);
+    assert_eq!(mode("storage/windows.snapshots/one/data.img"), 0o600);
+    let before = host.files();
+    host.change();
+    take(&host, "two").unwrap();
+    let listed = host.shelf().list().unwrap();
+    assert_eq!(listed.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    assert!(listed.iter().all(|it| it.manifest.is_ok()), "{listed:?}");
+    restore(host.shelf(), &name("one"), false).unwrap();
+    assert_eq!(host.files(), before);
+    let first = host.generation().unwrap();
+    restore(host.shelf(), &name("one"), false).unwrap();
+    assert_ne!(host.generation().unwrap(), first, "the guest must learn of each restore");
+    host.shelf().delete(&name("one")).unwrap();
+    host.shelf().delete(&name("one")).unwrap_err();
+    assert_eq!(host.names(SHELVES[0]), [".lock", "two"]);
+    assert_eq!(host.names(SHELVES[1]), ["two"]);
+}
+
+#[test]
+fn disks_of_others_links_and_an_empty_volume_are_refused() {
+    let host = Host::new();
+    let refused = || take(&host, "one").unwrap_err().to_string();
+    let disk = host.root.path().join("storage/data.img");
+    let elsewhere = host.root.path().join("elsewhere");
+    fs::rename(&disk, &elsewhere).unwrap();
+    symlink(&elsewhere, &disk).unwrap();
+    assert!(refused().contains("only files of the volume itself"), "{}", refused());
+    fs::remove_file(&disk).unwrap();
+    assert_eq!(refused(), "there is no disk on the volume yet");
+    host.write("data.img", "mounted");
+    assert!(refused().contains("a block device or a mounted image"), "{}", refused());
+    assert_eq!(host.names(SHELVES[0]), [".lock"]);
+}
+
+#[test]
+fn other_commands_and_machines_are_kept_away() {
+    let host = Host::new();
+    take(&host, "one").unwrap();
+    let lock = host.shelf().lock().unwrap();
+    let said = format!("{:#}", take(&host, "two").unwrap_err());
+    assert!(said.starts_with("another snapshot is being taken or restored: "), "{said}");
+    drop(lock);
+    let disk = host.root.path().join("storage2/data2.img");
+    let used = File::options().read(true).write(true).open(&disk).unwrap();
+    lock::exclusive(&used, &disk).unwrap();
+    let said = format!("{:#}", take(&host, "two").unwrap_err());
+    assert!(said.contains("data2.img is in use by "), "{said}");
+    let said = format!("{:#}", restore(host.shelf(), &name("one"), false).unwrap_err());
+    assert!(said.starts_with("stop the pod first: ") && said.contains("in use by"), "{said}");
+    assert_eq!(host.names(SHELVES[1]), ["one"]);
+}
+
+#[test]
+fn a_suspended_machine_is_lost_only_on_request() {
+    let host = Host::new();
+    take(&host, "one").unwrap();
+    let folder = host.root.path().join("storage/windows.suspended");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("machine.json"), "{}").unwrap();
+    let said = restore(host.shelf(), &name("one"), false).unwrap_err().to_string();
+    assert!(said.contains("--drop-suspended"), "{said}");
+    assert!(host.generation().is_none() && folder.join("machine.json").exists());
+    restore(host.shelf(), &name("one"), true).unwrap();
+    assert!(!folder.join("machine.json").exists());
+}
+
+/// Cuts a restore after each of its changes. The next start has the old machine, or the whole
+/// restored one.
+#[test]
+fn a_restore_that_is_killed_anywhere_is_finished_or_undone() {
+    let mut counts = [0, 0];
+    for cut in 0.. {
+        let host = Host::new();
+        take(&host, "one").unwrap();
+        let restored = host.files();
+        host.change();
+        let changed = host.files();
+        if !restore::test::killed(host.shelf(), &name("one"), cut) {
+            break;
+        }
+        let committed = journal(&host.shelf()).unwrap().is_some();
+        recover(&host.shelf()).unwrap();
+        assert_eq!(host.generation().is_some(), host.files() == restored, "{cut}");
+        assert!(host.files() == restored || !committed && host.files() == changed, "{cut}");
+        counts[usize::from(host.files() == restored)] += 1;
+        assert_eq!(host.names(SHELVES[0]), [".lock", "one"], "{cut}");
+        assert_eq!(host.names(SHELVES[1]), ["one"], "{cut}");
+        assert!(journal(&host.shelf()).unwrap().is_none());
+        recover(&host.shelf()).unwrap();
+    }
+    assert!(counts[0] >= 3 && counts[1] >= 8, "{counts:?}");
+}
+
+/// While a restore is finished, each disk has a name at each moment: a pod that starts would
+/// otherwise make a new one.
+#[test]
+fn disks_have_their_names_during_a_restore() {
+    for cut in 0.. {
+        let host = Host::new();
+        take(&host, "one").unwrap();
+        host.change();
+        if !restore::test::killed(host.shelf(), &name("one"), cut) {
+            break;
+        }
+        for disk in ["storage/data.img", "storage2/data2.img"] {
+            let text = fs::read_to_string(host.root.path().join(disk)).unwrap();
+            assert!([format!("old {disk}"), format!("new {disk}")].contains(&text), "{cut}");
+        }
+    }
+}
+
+#[test]
+fn unfinished_snapshots_are_never_listed_and_are_removed() {
+    let host = Host::new();
+    take(&host, "one").unwrap();
+    // A kill at the end of `create` or within `delete`: only the first volume decides.
+    for folder in SHELVES {
+        for begun in ["two", ".part-three"] {
+            fs::create_dir(host.root.path().join(folder).join(begun)).unwrap();
+        }
+    }
+    let first = host.root.path().join(SHELVES[0]);
+    fs::rename(first.join("two"), first.join(".part-two")).unwrap();
+    for broken in [STAGED, REPLACED] {
+        fs::create_dir(first.join(broken)).unwrap();
+    }
+    let listed = |host: &Host| -> Vec<_> {
+        let listed = host.shelf().list().unwrap().into_iter();
+        listed.map(|it| (it.name.0, it.manifest.is_ok())).collect()
+    };
+    assert_eq!(listed(&host), [("one".to_owned(), true)]);
+    recover(&host.shelf()).unwrap();
+    assert_eq!(host.names(SHELVES[0]), [".lock", "one"]);
+    assert_eq!(host.names(SHELVES[1]), ["one"]);
+    // Damage is listed, and not restored.
+    host.write("storage/windows.snapshots/one/data.img", "short");
+    assert_eq!(listed(&host), [("one".to_owned(), false)]);
+    let said = restore(host.shelf(), &name("one"), false).unwrap_err().to_string();
+    assert!(said.starts_with("the snapshot one is damaged: data.img does not have "), "{said}");
+    host.shelf().delete(&name("one")).unwrap();
+}
+
+#[test]
+fn links_and_foreign_names_in_a_snapshot_lead_nowhere() {
+    let host = Host::new();
+    take(&host, "one").unwrap();
+    let folder = host.root.path().join("storage/windows.snapshots/one");
+    let secret = host.root.path().join("secret");
+    let length = fs::metadata(folder.join("data.img")).unwrap().len();
+    fs::write(&secret, "s".repeat(usize::try_from(length).unwrap())).unwrap();
+    fs::rename(folder.join("data.img"), host.root.path().join("there")).unwrap();
+    symlink(&secret, folder.join("data.img")).unwrap();
+    let before = host.files();
+    let said = restore(host.shelf(), &name("one"), false).unwrap_err().to_string();
+    assert!(said.contains("symbolic link"), "{said}");
+    fs::remove_file(folder.join("data.img")).unwrap();
+    fs::rename(host.root.path().join("there"), folder.join("data.img")).unwrap();
+    // A manifest that would replace another file of the pod, or remove a disk.
+    let manifest = Manifest::of(&folder.with_file_name(""), &name("one")).unwrap();
+    for (file, absent) in [("windows.password", None), ("data.img", Some((2, "data3.img")))] {
+        let mut evil = manifest.clone();
+        if let Some((volume, file)) = absent {
+            evil.absent.push((volume, file.to_owned()));
+        } else {
+            fs::copy(folder.join("windows.base"), folder.join(file)).unwrap();
+            let mut entry = evil.files.iter().find(|it| it.file == "windows.base").unwrap().clone();
+            entry.file = file.to_owned();
+            evil.files.push(entry);
+        }
+        fs::write(folder.join(MANIFEST), evil.write().unwrap()).unwrap();
+        restore(host.shelf(), &name("one"), false).unwrap_err();
+    }
+    // A shelf that is a link.
+    let shelf = host.root.path().join(SHELVES[0]);
+    let away = host.root.path().join("away");
+    fs::rename(&shelf, &away).unwrap();
+    symlink(&away, &shelf).unwrap();
+    assert!(host.shelf().list().unwrap().is_empty());
+    host.shelf().delete(&name("one")).unwrap_err();
+    take(&host, "two").unwrap_err();
+    assert!(away.join("one").join(MANIFEST).exists());
+    assert_eq!(host.files(), before);
+}
+
+/// A pod that does what a test wants, and counts.
+#[derive(Default)]
+struct FakePod {
+    disks: Vec<PathBuf>,
+    frozen: bool,
+    late: bool,
+    held: Vec<(bool, Duration)>,
+}
+
+impl Pod for FakePod {
+    fn machine(&mut self) -> anyhow::Result<Running> {
+        Ok(Running { disks: self.disks.clone(), memory: 1 << 20 })
+    }
+
+    fn hold(&mut self, freeze: bool, limit: Duration) -> anyhow::Result<()> {
+        self.held.push((freeze, limit));
+        Ok(())
+    }
+
+    fn save(&mut self, folder: &Path, _: Duration) -> anyhow::Result<()> {
+        fs::create_dir(folder)?;
+        fs::write(folder.join("memory"), "its memory")?;
+        Ok(fs::write(folder.join("machine.json"), "{}")?)
+    }
+
+    fn release(&mut self) -> anyhow::Result<Held> {
+        ensure!(!self.late, "too late");
+        Ok(Held { frozen: if self.frozen { Ok(()) } else { Err("why".into()) }, seconds: 0.1 })
+    }
+}
+
+#[test]
+fn a_running_machine_is_held_while_its_disks_are_copied() {
+    let host = Host::new();
+    let shelf = host.shelf();
+    let pause = Wish { pause: true, memory: false };
+    let disk = host.root.path().join("storage/data.img");
+    let mut pod = FakePod { frozen: true, disks: vec![disk], ..FakePod::default() };
+    let made = create(shelf, &name("one"), pause, Some(&mut pod)).unwrap();
+    assert_eq!(made.manifest.kind, Kind::Frozen);
+    assert!(pod.held[0].0, "the guest was not frozen");
+    pod.frozen = false;
+    let made = create(shelf, &name("two"), pause, Some(&mut pod)).unwrap();
+    assert_eq!(made.manifest.kind, Kind::PowerCut);
+    assert_eq!(
+        show::made(&made),
+        "two: as after a power cut: why. The guest stood still for 0.10 s\n"
+    );
+    pod.late = true;
+    create(shelf, &name("three"), pause, Some(&mut pod)).unwrap_err();
+    pod.disks.push("/dev/null".into());
+    let said = create(shelf, &name("three"), pause, Some(&mut pod)).unwrap_err().to_string();
+    assert!(said.starts_with("/dev/null: this disk of the machine is not on"), "{said}");
+    assert_eq!(pod.held.len(), 3);
+    assert_eq!(host.names(SHELVES[0]), [".lock", "one", "two"]);
+    assert_eq!(host.names(SHELVES[1]), ["one", "two"]);
+}
+
+#[test]
+fn memory_is_restored_as_a_suspended_machine() {
+    let host = Host::new();
+    let wish = Wish { pause: true, memory: true };
+    let off = create(host.shelf(), &name("off"), wish, None).unwrap_err().to_string();
+    assert!(off.starts_with("the machine is off, so that it has no memory"), "{off}");
+    let mut pod = FakePod::default();
+    let made = create(host.shelf(), &name("one"), wish, Some(&mut pod)).unwrap();
+    assert_eq!((made.manifest.kind, pod.held[0].0), (Kind::Memory, false));
+    let changed =
+        |path: &str| fs::metadata(host.root.path().join(path)).unwrap().modified().unwrap();
+    let before = changed("storage/data.img");
+    host.change();
+    for cut in 0.. {
+        let ends = !restore::test::killed(host.shelf(), &name("one"), cut);
+        recover(&host.shelf()).unwrap();
+        if ends {
+            break;
+        }
+    }
+    let folder = host.root.path().join("storage/windows.suspended");
+    assert_eq!(fs::read_to_string(folder.join("memory")).unwrap(), "its memory");
+    assert_eq!(fs::read_to_string(folder.join("machine.json")).unwrap(), "{}");
+    assert_eq!(changed("storage/data.img"), before, "memory would refuse the disk");
+    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+}

@@ -1,0 +1,343 @@
+//! `transom snapshot` with the real pod and the real file systems: disks that are cloned or copied
+//! while the machine stands still, and put back, whatever is killed meanwhile.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use host::testutil::noise::Noise;
+use serde_json::Value;
+use transom_tests::place::{Place, beside, runs_here, until};
+use transom_tests::program::{PATIENCE, Running, connect, not_run, said, transom};
+use vmm::control;
+
+use super::suspend::{CONTINUES, page, types};
+use super::{PROBE, probe, stops};
+
+/// The number of kills of each command.
+const KILLS: usize = 8;
+const MIB: u64 = 1 << 20;
+
+const DISK: [(&str, &str); 2] =
+    [("NETWORK", "none"), ("ARGUMENTS", "-drive file=/mnt/data.img,format=raw,if=virtio")];
+
+/// A volume with a file system of its own.
+struct Volume {
+    place: Place,
+}
+
+impl Volume {
+    /// `None` if there is no program that makes it.
+    fn new(kind: &str) -> Result<Option<Self>> {
+        let make = format!("mkfs.{kind}");
+        if kind != "tmpfs" && Command::new(&make).arg("-V").output().is_err() {
+            not_run(&format!("snapshots on {kind}"), "there is no program that makes it");
+            return Ok(None);
+        }
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("snap{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let volume = Self { place: Place::new(&name)? };
+        let at = volume.path();
+        let mut mount = Command::new("mount");
+        if kind == "tmpfs" {
+            said(mount.args(["-t", "tmpfs", "-o", "size=1g", "tmpfs"]).arg(&at))?;
+        } else {
+            let image = at.with_file_name("image");
+            File::create(&image)?.set_len(1536 * MIB)?;
+            said(Command::new(&make).arg("-q").arg(&image))?;
+            said(mount.args(["-o", "loop"]).arg(&image).arg(&at))?;
+        }
+        Ok(Some(volume))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.place.storage()
+    }
+
+    /// A disk of this many MiB with data, and a hole behind.
+    fn fill(&self, mebibytes: u64, seed: u64) -> Result<()> {
+        let disk = File::create(self.path().join("data.img"))?;
+        disk.set_len((mebibytes + 64) * MIB)?;
+        let mut noise = Noise::new(seed);
+        let block: Vec<u8> = noise.by_ref().take(1 << 20).collect();
+        for number in 0..mebibytes {
+            disk.write_all_at(&block, number * MIB)?;
+            disk.write_all_at(&number.to_le_bytes(), number * MIB)?;
+        }
+        Ok(disk.sync_all()?)
+    }
+
+    /// The command without a pod, as in a container of its own.
+    fn off(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(transom());
+        command.arg("snapshot").args(words).env_clear().env("STORAGE", self.path());
+        command
+    }
+
+    fn list(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&said(&mut self.off(&["list", "--json"]))?)?)
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let names = fs::read_dir(self.path().join("windows.snapshots"))?;
+        let mut names: Vec<_> = names
+            .map(|it| Ok(it?.file_name().to_string_lossy().into_owned()))
+            .collect::<Result<_>>()?;
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        Command::new("umount").args(["-l"]).arg(self.path()).output().ok();
+    }
+}
+
+/// The command beside the pod's, in its container.
+fn snapshot(pod: &Running, words: &[&str]) -> Result<(Option<i32>, String)> {
+    let transom = transom().display().to_string();
+    beside(pod, &[&[transom.as_str(), "snapshot"], words].concat())
+}
+
+fn state(place: &Place) -> Result<Value> {
+    connect(&place.control())?.ask(&control::Command::Status)
+}
+
+fn same(one: &Path, two: &Path) -> Result<bool> {
+    let compared = Command::new("cmp").arg("-s").arg(one).arg(two).status()?;
+    Ok(compared.success())
+}
+
+#[test]
+fn disks_are_cloned_while_the_machine_runs() -> Result<()> {
+    if !runs_here("snapshots of running pods") {
+        return Ok(());
+    }
+    for kind in ["xfs", "btrfs"] {
+        let Some(volume) = Volume::new(kind)? else { continue };
+        volume.fill(64, 1)?;
+        let before = volume.path().with_file_name("before");
+        fs::copy(volume.path().join("data.img"), &before)?;
+        let mut pod = probe(&volume.place, &DISK)?;
+        let (status, text) = snapshot(&pod, &["create", "one"])?;
+        ensure!(status == Some(0), "{kind}: {text}");
+        ensure!(text.contains("as after a power cut: no agent answers"), "{kind}: {text}");
+        ensure!(text.contains("The guest stood still for "), "{kind}: {text}");
+        ensure!(state(&volume.place)?["state"] == "running", "{kind}: it does not go on");
+        let (status, text) = snapshot(&pod, &["restore", "one"])?;
+        ensure!(status == Some(1) && text.contains("a pod runs here: stop it"), "{kind}: {text}");
+        // In another container, the disk's lock shows the machine.
+        let refused = volume.off(&["restore", "one"]).output()?;
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(text.contains("stop the pod first: ") && text.contains("in use"), "{kind}: {text}");
+        stops(&mut pod)?;
+        volume.fill(64, 2)?;
+        said(&mut volume.off(&["restore", "one"]))?;
+        ensure!(same(&before, &volume.path().join("data.img"))?, "{kind}: another disk");
+        let generation = fs::read_to_string(volume.path().join("windows.generation"))?;
+        let mut pod = probe(&volume.place, &DISK)?;
+        ensure!(state(&volume.place)?["vmgenid"] == generation.trim(), "{kind}: {generation}");
+        let (_, text) = snapshot(&pod, &["list"])?;
+        ensure!(text.starts_with("one "), "{kind}: {text}");
+        let (status, text) = snapshot(&pod, &["delete", "one"])?;
+        ensure!(status == Some(0) && volume.names()? == [".lock"], "{kind}: {text}");
+        stops(&mut pod)?;
+        volume.place.has_nothing_left()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn disks_are_copied_where_nothing_can_be_cloned() -> Result<()> {
+    if !runs_here("snapshots without clones") {
+        return Ok(());
+    }
+    for kind in ["ext4", "tmpfs"] {
+        let Some(volume) = Volume::new(kind)? else { continue };
+        volume.fill(96, 3)?;
+        let disk = volume.path().join("data.img");
+        let before = volume.path().with_file_name("before");
+        fs::copy(&disk, &before)?;
+        let mut pod = probe(&volume.place, &DISK)?;
+        let (status, text) = snapshot(&pod, &["create", "one"])?;
+        ensure!(status == Some(1) && text.contains("allow it with --pause"), "{kind}: {text}");
+        ensure!(volume.names()? == [".lock"], "{kind}: {:?}", volume.names());
+        let (status, text) = snapshot(&pod, &["create", "one", "--pause"])?;
+        ensure!(status == Some(0), "{kind}: {text}");
+        ensure!(state(&volume.place)?["state"] == "running", "{kind}: it does not go on");
+        stops(&mut pod)?;
+        said(&mut volume.off(&["create", "two"]))?;
+        let list = volume.list()?;
+        ensure!(list[0]["kind"] == "power-cut" && list[1]["kind"] == "off", "{list}");
+        for name in ["one", "two"] {
+            let copy = volume.path().join("windows.snapshots").join(name).join("data.img");
+            ensure!(same(&before, &copy)?, "{kind}: {name} has another disk");
+            File::options().write(true).open(&disk)?.write_all_at(b"changed", 9)?;
+            said(&mut volume.off(&["restore", name]))?;
+            ensure!(same(&before, &disk)?, "{kind}: {name} restored another disk");
+            said(&mut volume.off(&["delete", name]))?;
+        }
+        // No room: the error has the numbers, and nothing is left.
+        volume.fill(800, 4)?;
+        let refused = volume.off(&["create", "big"]).output()?;
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(text.contains("it needs 864M, but ") && text.contains("are free"), "{text}");
+        ensure!(volume.names()? == [".lock"], "{kind}: {:?}", volume.names());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_qcow2_disk_is_whole_in_a_snapshot() -> Result<()> {
+    if !runs_here("snapshots of qcow2 disks") {
+        return Ok(());
+    }
+    let Some(volume) = Volume::new("xfs")? else { return Ok(()) };
+    volume.fill(32, 5)?;
+    let at = |name: &str| volume.path().join(name);
+    let qemu =
+        |words: &[&str], files: &[PathBuf]| said(Command::new("qemu-img").args(words).args(files));
+    let raw = at("").with_file_name("before.img");
+    fs::rename(at("data.img"), at("moved"))?;
+    fs::copy(at("moved"), &raw)?;
+    fs::remove_file(at("moved"))?;
+    qemu(&["convert", "-O", "qcow2"], &[raw.clone(), at("data.qcow2")])?;
+    let arguments = "-drive file=/mnt/data.qcow2,format=qcow2,if=virtio";
+    let mut pod = probe(&volume.place, &[DISK[0], ("ARGUMENTS", arguments)])?;
+    let (status, text) = snapshot(&pod, &["create", "one"])?;
+    ensure!(status == Some(0), "{text}");
+    let copy = at("windows.snapshots/one/data.qcow2");
+    qemu(&["check"], std::slice::from_ref(&copy))?;
+    let same = qemu(&["compare", "-f", "qcow2", "-F", "raw"], &[copy, raw])?;
+    ensure!(same.contains("identical"), "{same}");
+    stops(&mut pod)
+}
+
+#[test]
+fn a_snapshot_with_memory_continues_where_it_was() -> Result<()> {
+    if !runs_here("snapshots with memory") {
+        return Ok(());
+    }
+    let Some(volume) = Volume::new("xfs")? else { return Ok(()) };
+    volume.fill(16, 6)?;
+    let place = &volume.place;
+    let mut pod = probe(place, &DISK)?;
+    pod.says("the probe found", 1)?;
+    types(place, "then")?;
+    let before = page(place)?;
+    let generation = state(place)?["vmgenid"].clone();
+    let (status, text) = snapshot(&pod, &["create", "one", "--memory"])?;
+    ensure!(status == Some(0) && text.starts_with("one: with memory. The guest stood"), "{text}");
+    types(place, "now")?;
+    let now = page(place)?;
+    ensure!(now != before, "the guest does not react");
+    stops(&mut pod)?;
+    volume.fill(16, 7)?;
+    said(&mut volume.off(&["restore", "one"]))?;
+    for _ in 0..2 {
+        let mut pod = place.start("", &[&[PROBE], &DISK[..]].concat())?;
+        pod.says(CONTINUES, 1)?;
+        ensure!(page(place)? == before, "another picture");
+        ensure!(state(place)?["vmgenid"] != generation, "the guest believes to be the same");
+        types(place, "x")?;
+        ensure!(page(place)? != before, "the guest does not react");
+        stops(&mut pod)?;
+        // It can be restored again.
+        said(&mut volume.off(&["restore", "one"]))?;
+    }
+    // Its memory fits no other disk.
+    let refused = volume.off(&["restore", "one"]).output()?;
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(text.contains("--drop-suspended"), "{text}");
+    said(&mut volume.off(&["restore", "one", "--drop-suspended"]))?;
+    Ok(())
+}
+
+#[test]
+fn killed_snapshots_leave_a_running_machine_and_whole_disks() -> Result<()> {
+    if !runs_here("killed snapshots") {
+        return Ok(());
+    }
+    let Some(volume) = Volume::new("ext4")? else { return Ok(()) };
+    volume.fill(320, 8)?;
+    let random = &mut Noise::new(9);
+    let mut pod = probe(&volume.place, &DISK)?;
+    let transom = transom().display().to_string();
+    let mut unfinished = 0;
+    for round in 0..KILLS {
+        let name = format!("k{round}");
+        let target = pod.pid().as_raw_nonzero().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &target, "--", &transom, "snapshot", "create", &name]);
+        command.arg("--pause").env("STORAGE", "/mnt").stdout(Stdio::null()).stderr(Stdio::null());
+        let mut client = command.spawn()?;
+        // Before that, the guest's agent is asked, which it does not have.
+        until("the machine is not held", || Ok(state(&volume.place)?["state"] == "paused"))?;
+        sleep(Duration::from_millis(random.below(150)));
+        client.kill()?;
+        client.wait()?;
+        until("the machine does not go on", || Ok(state(&volume.place)?["state"] == "running"))?;
+        unfinished += usize::from(volume.list()?.as_array().context("a list")?.is_empty());
+        if volume.names()?.contains(&name) {
+            said(&mut volume.off(&["delete", &name]))?;
+        }
+    }
+    ensure!(unfinished > 0, "no client was killed in time");
+    // One is killed with its pod, which removes it at its next start.
+    fs::create_dir(volume.path().join("windows.snapshots/.part-left"))?;
+    stops(&mut pod)?;
+    stops(&mut probe(&volume.place, &DISK)?)?;
+    ensure!(volume.names()? == [".lock"], "{:?}", volume.names());
+    // Restores.
+    said(&mut volume.off(&["create", "one"]))?;
+    let disk = volume.path().join("data.img");
+    let [old, new] = ["old", "new"].map(|name| volume.path().with_file_name(name));
+    fs::copy(&disk, &old)?;
+    let mut counts = [0, 0];
+    for round in 0..KILLS {
+        File::options().write(true).open(&disk)?.write_all_at(b"changed", 9)?;
+        if round == 0 {
+            fs::copy(&disk, &new)?;
+        }
+        let mut client = volume.off(&["restore", "one"]).stderr(Stdio::null()).spawn()?;
+        sleep(Duration::from_millis(round as u64 * 40 + random.below(60)));
+        client.kill()?;
+        client.wait()?;
+        stops(&mut probe(&volume.place, &DISK)?)?;
+        let restored = same(&disk, &old)?;
+        ensure!(restored || same(&disk, &new)?, "{round}: the disk is neither");
+        counts[usize::from(restored)] += 1;
+        ensure!(volume.names()? == [".lock", "one"], "{round}: {:?}", volume.names());
+    }
+    ensure!(counts[0] > 0, "no restore was killed in time: {counts:?}");
+    Ok(())
+}
+
+/// A signal that stops the pod ends a snapshot, not the other way round.
+#[test]
+fn a_pod_stops_during_a_snapshot() -> Result<()> {
+    if !runs_here("pods that stop during a snapshot") {
+        return Ok(());
+    }
+    let Some(volume) = Volume::new("ext4")? else { return Ok(()) };
+    volume.fill(512, 10)?;
+    let mut pod = probe(&volume.place, &DISK)?;
+    let transom = transom().display().to_string();
+    let target = pod.pid().as_raw_nonzero().to_string();
+    let words = ["--mount", "--target", &target, "--", &transom, "snapshot", "create", "one"];
+    let mut command = Command::new("nsenter");
+    command.args(words).arg("--pause").env("STORAGE", "/mnt");
+    let mut client = Running::spawn(&mut command)?;
+    until("the machine is not held", || Ok(state(&volume.place)?["state"] == "paused"))?;
+    stops(&mut pod)?;
+    let status = client.wait(PATIENCE)?;
+    ensure!(status != 0, "{}", client.stdout.text());
+    ensure!(volume.names()? == [".lock"], "{:?}", volume.names());
+    Ok(())
+}
