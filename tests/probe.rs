@@ -31,6 +31,8 @@ mod net;
 mod page;
 #[path = "probe/screen.rs"]
 mod screen;
+#[path = "probe/sleep.rs"]
+mod sleep;
 #[path = "probe/snapshot.rs"]
 mod snapshot;
 #[path = "probe/volume.rs"]

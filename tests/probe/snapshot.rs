@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use host::testutil::noise::Noise;
+use rustix::process::Signal;
 use serde_json::Value;
 use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
@@ -27,16 +28,16 @@ const REQUESTS: usize = 5000;
 const SIZE: u64 = 32 << 20;
 
 /// A machine that may have been saved and restored several times.
-struct Machine {
+pub(crate) struct Machine {
     folder: tempfile::TempDir,
-    running: Running,
+    pub(crate) running: Running,
     /// Its output before it was saved.
     before: String,
     snapshots: usize,
 }
 
 impl Machine {
-    fn start(words: &[&str]) -> Self {
+    pub(crate) fn start(words: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let control = folder.path().join("control").display().to_string();
         let words = [&["run", "--control", &control], words].concat();
@@ -46,11 +47,11 @@ impl Machine {
         machine
     }
 
-    fn control(&self) -> PathBuf {
+    pub(crate) fn control(&self) -> PathBuf {
         self.folder.path().join("control")
     }
 
-    fn status(&mut self) -> Value {
+    pub(crate) fn status(&mut self) -> Value {
         let status = connect(&self.control()).and_then(|mut it| it.ask(&Command::Status));
         status.unwrap_or_else(|error| {
             let ended = self.running.wait(PATIENCE);
@@ -58,7 +59,7 @@ impl Machine {
         })
     }
 
-    fn save(&mut self, then: Then) -> anyhow::Result<PathBuf> {
+    pub(crate) fn save(&mut self, then: Then) -> anyhow::Result<PathBuf> {
         let dir = self.folder.path().join(self.snapshots.to_string());
         save(&mut connect(&self.control())?, &dir, then, None)?;
         self.snapshots += 1;
@@ -66,14 +67,14 @@ impl Machine {
     }
 
     /// Goes on in another process. `how` follows the folder.
-    fn restore(&mut self, dir: &Path, words: &[&str], how: &str) {
+    pub(crate) fn restore(&mut self, dir: &Path, words: &[&str], how: &str) {
         self.before.push_str(&self.running.stdout.text());
         let dir = format!("{}{how}", dir.display());
         let words = [&["run", "--restore", &dir], words].concat();
         self.running = Running::vmm(&words).expect("vmm");
     }
 
-    fn output(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         format!("{}{}", self.before, self.running.stdout.text())
     }
 }
@@ -160,7 +161,7 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
         sleep(Duration::from_micros(random.below(LONGEST)));
         stands_still(&machine, &disk, format);
         sleep(Duration::from_micros(random.below(LONGEST)));
-        let then = random.choose(&[Then::Resume, Then::Pause, Then::Quit, Then::Quit]);
+        let then = random.choose(&[Then::Resume, Then::Pause, Then::Sleep, Then::Quit, Then::Quit]);
         let dir = machine.save(then).unwrap_or_else(|error| {
             panic!("{kind}, snapshot {}: {error:#}: {}", machine.snapshots, machine.output())
         });
@@ -171,6 +172,18 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
                 assert!(format != "qcow2" || is_complete(&disk), "{kind}");
                 let mut client = connect(&machine.control()).expect("control");
                 client.ask(&Command::Resume).expect("it resumes");
+            }
+            Then::Sleep if random.below(2) == 0 => {
+                assert_eq!(machine.status()["state"], "asleep", "{kind}");
+                // Its snapshot is of no use from now on.
+                fs::remove_dir_all(&dir).expect("a machine that has its snapshot open");
+                let mut client = connect(&machine.control()).expect("control");
+                client.ask(&Command::Resume).expect("it wakes");
+            }
+            Then::Sleep => {
+                machine.running.signal(Signal::KILL).expect("a signal");
+                machine.running.wait(PATIENCE).expect("an end");
+                machine.restore(&dir, &[], "");
             }
             Then::Quit => {
                 first.get_or_insert_with(|| dir.clone());

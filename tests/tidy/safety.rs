@@ -10,6 +10,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("devices/host/src/disk/device.rs", "the ioctl that gives back room of a block device"),
     ("devices/host/src/disk/uring/test.rs", "a ring for a test, made as the kernel has it"),
     ("devices/host/src/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
+    ("devices/host/src/net/arrivals.rs", "the ioctls of a tap's filter"),
     ("devices/host/src/net/packet.rs", "the interface that a socket of packets hears"),
     ("devices/host/src/net/tap.rs", "the ioctls of a tap device"),
     ("devices/host/src/testutil/tap.rs", "a thread's move into a network namespace"),

@@ -151,14 +151,21 @@ commands! {
     /// domain controller discards identifiers that its copy could also assign.
     "vmgenid" "[UUID]" Vmgenid {; id: String },
     /// Save the whole machine in a new folder, from which `vmm run --restore DIR` continues. Then
-    /// it runs on (`resume`, the default), stays paused, so that its disks can be copied, or ends
-    /// (`quit`). A snapshot is of use only with the disks as they were: a disk file that has
-    /// changed since is refused. A machine with a USB device of this host is not saved. With
-    /// `within`, a snapshot that takes longer fails, and the machine continues. In JSON, two open
-    /// files for `machine.json` and `memory` are passed in this order.
-    "snapshot" "DIR [then resume|pause|quit] [within SECONDS]" Snapshot {
+    /// it runs on (`resume`, the default), stays paused, so that its disks can be copied, ends
+    /// (`quit`), or is asleep (`sleep`) until `resume`: its process stays, and gives the guest's
+    /// memory back to the host. A snapshot is of use only with the disks as they were: a disk file
+    /// that has changed since is refused: remove it before a machine that is asleep resumes. A
+    /// machine with a USB device of this host is not saved. With `within`, a snapshot that takes
+    /// longer fails, and the machine continues. In JSON, two open files for `machine.json` and
+    /// `memory` are passed in this order.
+    "snapshot" "DIR [then resume|pause|quit|sleep] [within SECONDS]" Snapshot {
         dir: PathBuf; then: Then, within: u16
     },
+    /// Wait until a frame arrives for a machine that is asleep, or until it is not asleep any more.
+    /// A tap then drops all frames that are sent to many receivers, but for the questions for an
+    /// address (ARP and neighbour solicitations). The frame waits for the guest. Only one client
+    /// waits: a second one ends the waiting of the first.
+    "await" "" Await,
     /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
     /// Switch the machine off at once, without a shutdown of the guest.

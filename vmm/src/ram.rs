@@ -2,7 +2,7 @@
 //! pages by themselves (for memory files only if an administrator enabled it), or a file of
 //! hugetlbfs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, Once};
 
 use anyhow::{Context, bail};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstatfs, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{mmap, mmap_anonymous, mremap_fixed};
 use rustix::system::sysinfo;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
@@ -250,7 +251,50 @@ pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
 
 /// Whether the region has the contents of a saved machine.
 pub fn is_saved(region: &MmapRegion) -> bool {
-    region.file_offset().is_none() && region.flags() & libc::MAP_ANONYMOUS == 0
+    let mapped = || SLEPT.lock().expect("no thread panicked").contains(&region.as_ptr().addr());
+    region.file_offset().is_none() && (region.flags() & libc::MAP_ANONYMOUS == 0 || mapped())
+}
+
+/// The addresses here of regions that have the contents of a saved machine since it slept.
+static SLEPT: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Replaces a mapping of guest memory by a part of a file.
+#[expect(unsafe_code, reason = "mappings are raw addresses")]
+fn move_here(start: *mut u8, length: usize, file: &File, offset: u64) -> anyhow::Result<()> {
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // A file that cannot be mapped leaves nothing of what it replaces: map it elsewhere first.
+    // SAFETY: the kernel chooses a free range for the mapping, so no other mapping changes.
+    let new = unsafe {
+        mmap(ptr::null_mut(), length, access, flags | MapFlags::NORESERVE, file, offset)?
+    };
+    // SAFETY: nobody uses the new mapping yet. The range that it replaces is guest memory, which
+    // only guests and volatile accesses use: they take memory as they find it.
+    unsafe { mremap_fixed(new, length, length, MremapFlags::MAYMOVE, start.cast())? };
+    Ok(())
+}
+
+/// Returns all memory to the host, after it was saved to this file: a page has its contents again
+/// when it is used. The machine must be parked, so that nothing changes the memory meanwhile.
+///
+/// After an error, the memory has its contents, too.
+pub fn sleep(ram: &GuestMemoryMmap, saved: &File) -> anyhow::Result<()> {
+    let mut offset = 0;
+    for region in ram.iter() {
+        let (start, length) = (region.as_ptr(), region.size());
+        let addresses = start.addr()..start.addr() + length;
+        let mut replaced = REPLACED.lock().expect("no thread panicked");
+        move_here(start, length, saved, offset)?;
+        replaced.retain(|part, _| !addresses.contains(part));
+        if replaced.is_empty() {
+            MAPPINGS.store(0, Ordering::Relaxed);
+        }
+        SLEPT.lock().expect("no thread panicked").insert(addresses.start);
+        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork, Advice::LinuxHugepage] {
+            hint(region, advice);
+        }
+        offset += length as u64;
+    }
+    Ok(())
 }
 
 /// The parts of saved machines' memory that were returned, by their addresses here: each part's
@@ -312,7 +356,7 @@ fn page_size(file: &File) -> Option<u64> {
 
 #[cfg(test)]
 mod test {
-    use vm_memory::Bytes;
+    use vm_memory::{Bytes, MemoryRegionAddress};
 
     use super::*;
 
@@ -410,6 +454,63 @@ mod test {
         let mut same = [0];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut same, 1 << 20).unwrap();
         assert_eq!(same, [7], "the file of the snapshot");
+    }
+
+    /// The bytes of all mappings within a region that the host backs with memory.
+    fn resident_parts(region: &GuestRegionMmap) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (start, end) = (region.as_ptr().addr(), region.as_ptr().addr() + region.size());
+        let (mut inside, mut sum) = (false, 0);
+        for line in maps.lines() {
+            let first = line.split(' ').next().unwrap();
+            let address = |text: &str| usize::from_str_radix(text, 16).ok();
+            if let Some((from, to)) = first.split_once('-') {
+                inside = address(from) >= Some(start) && address(to).is_some_and(|to| to <= end);
+            } else if let Some(kib) = line.strip_prefix("Rss:").filter(|_| inside) {
+                sum += kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn memory_that_sleeps_is_its_file_and_can_be_returned_again() {
+        const PAGES: u64 = 256;
+        let memory = Memory { size: Size(4 << 20), ..Memory::default() };
+        let ram = map(&memory, &[0..1 << 20, 1 << 32..(1 << 32) + (3 << 20)], None).unwrap();
+        let high = GuestAddress(1 << 32);
+        ram.write_slice(&vec![7; 1 << 20], GuestAddress(0)).unwrap();
+        ram.write_slice(&vec![8; 3 << 20], high).unwrap();
+        let byte = |page: u64| ram.read_obj::<u8>(GuestAddress(page * PAGE)).unwrap();
+        let first = ram.iter().next().unwrap();
+        let address = |page: usize| first.as_ptr().addr() + page * 4096;
+        for round in 0..3 {
+            let file = tempfile::tempfile().unwrap();
+            for (at, region) in [0, 1 << 20].into_iter().zip(ram.iter()) {
+                let mut contents = vec![0; region.size()];
+                region.read_slice(&mut contents, MemoryRegionAddress(0)).unwrap();
+                std::os::unix::fs::FileExt::write_all_at(&file, &contents, at).unwrap();
+            }
+            sleep(&ram, &file).unwrap();
+            assert_eq!(ram.iter().map(resident_parts).sum::<u64>(), 0);
+            assert!(ram.iter().all(|region| is_saved(region)));
+            assert!(!is_replaced(address(0)..address(256)), "{round}");
+            let wanted = [7, if round == 0 { 7 } else { 0 }, 7];
+            assert_eq!([4, 5, 6].map(byte), wanted);
+            // The balloon: a page does not get its saved contents again.
+            release(&ram, 5 * PAGE..6 * PAGE);
+            assert_eq!([4, 5, 6].map(byte), [7, 0, 7]);
+            assert!(is_replaced(address(5)..address(6)) && !is_replaced(address(6)..address(7)));
+            // All pages are used and changed again.
+            (0..PAGES).for_each(|page| {
+                ram.write_obj(byte(page), GuestAddress(page * PAGE)).unwrap();
+            });
+            assert_eq!(resident_parts(first), 1 << 20);
+        }
+        let empty = File::open("/dev/null").unwrap();
+        sleep(&ram, &empty).unwrap_err();
+        assert_eq!([4, 5, 6].map(byte), [7, 0, 7]);
+        assert_eq!(ram.read_obj::<u8>(high).unwrap(), 8);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Runs a machine from power-on to the exit status: the main thread's event loop.
 
 mod commands;
+mod sleep;
+mod transfers;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -12,6 +14,8 @@ use devices::grants::{Event, Events};
 use host::listen::UnixAddress;
 use jail::Restrictions;
 
+use self::sleep::Asleep;
+use self::transfers::Transfers;
 use crate::config::{Config, Options};
 use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
@@ -85,6 +89,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         tracing::info!("ended before the guest ran");
         return Ok(status);
     }
+    let transfers = Transfers::open();
     let jail = confine(&machine)?;
     signals.start()?;
     let submit: Submit = Arc::new(move |request| sender.send(Notice::Control(request)).is_ok());
@@ -99,21 +104,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
-    let paused = waits(&machine);
-    let mut main_loop = MainLoop {
-        screen,
-        machine,
-        jail,
-        notices,
-        typing: Arc::default(),
-        paused,
-        holds: 0,
-        resets: Resets::default(),
-        crashes: RateLimit::default(),
-        end: None,
-        deferred: VecDeque::new(),
-        failed: None,
-    };
+    let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
     let status = main_loop.run();
     if status.is_err() {
         // Hand buffered data of devices to the host, whatever the reason of the failure.
@@ -173,10 +164,13 @@ struct MainLoop {
     screen: Option<Screen>,
     machine: Machine,
     jail: Restrictions,
+    transfers: Transfers,
     notices: Receiver<Notice>,
     /// Held by the thread that types a text, so that texts do not mix.
     typing: Arc<Mutex<()>>,
     paused: bool,
+    /// Set while the machine is asleep, and paused.
+    asleep: Option<Asleep>,
     /// The number of devices that wait for the host, and keep the processors paused until then.
     holds: u32,
     resets: Resets,
@@ -234,6 +228,32 @@ impl Resets {
 }
 
 impl MainLoop {
+    /// Starts the processors, unless they are to wait.
+    fn new(
+        screen: Option<Screen>,
+        machine: Machine,
+        jail: Restrictions,
+        transfers: Transfers,
+        notices: Receiver<Notice>,
+    ) -> Self {
+        Self {
+            paused: waits(&machine),
+            screen,
+            machine,
+            jail,
+            transfers,
+            notices,
+            typing: Arc::default(),
+            asleep: None,
+            holds: 0,
+            resets: Resets::default(),
+            crashes: RateLimit::default(),
+            end: None,
+            deferred: VecDeque::new(),
+            failed: None,
+        }
+    }
+
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
@@ -367,6 +387,7 @@ impl MainLoop {
 
     /// Switches the machine off: pauses the processors and parks the devices.
     fn switch_off(&mut self, status: u8) -> u8 {
+        self.wake_up();
         self.machine.pause();
         self.machine.park();
         status

@@ -48,6 +48,8 @@ pub enum Then {
     Resume,
     Pause,
     Quit,
+    /// It stays parked, and its memory is that of the snapshot until it is used again.
+    Sleep,
 }
 
 /// The first line of `machine.json`.

@@ -8,6 +8,7 @@
 //! the header, and a frame that it refuses is lost. The peer chooses what arrives and when. Lengths
 //! are checked, at most one frame is kept, and nothing here blocks.
 
+pub mod arrivals;
 pub mod inherited;
 pub mod link;
 pub mod packet;

@@ -103,7 +103,8 @@ impl Folder {
     fn file(&self, name: &str) -> anyhow::Result<File> {
         let path = self.path.join(name);
         let mut options = OpenOptions::new();
-        let opened = options.write(true).create_new(true).mode(0o600).open(&path);
+        // A machine that is asleep reads its memory here.
+        let opened = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
         opened.with_context(|| path.display().to_string())
     }
 

@@ -104,16 +104,16 @@ impl Snapshot {
 }
 
 impl Machine {
-    /// Saves the machine to these files. The processors must be paused. The devices stay parked
-    /// until `unpark`, so that its disks do not change.
+    /// Saves the machine to these files, and returns the parts of the second. The processors must
+    /// be paused. The devices stay parked until `unpark`, so that its disks do not change.
     pub fn save(
         &mut self,
         machine: &File,
         memory: &File,
         then: Then,
         limit: Limit,
-    ) -> anyhow::Result<()> {
-        self.can_be_saved()?;
+    ) -> anyhow::Result<Vec<memory::Part>> {
+        self.can_be_saved(then)?;
         self.stand_still()?;
         let memory = self.save_memory(memory, limit).context("memory")?;
         self.add_late_interrupts()?;
@@ -123,10 +123,19 @@ impl Machine {
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
         let (layout, generation) = (self.built.layout.clone(), self.generation.show());
+        // If the process of a machine that is asleep ends, the machine has ended with its snapshot.
+        let then = if then == Then::Sleep { Then::Quit } else { then };
         let saved = Saved { config, then, layout, cpuid, moment, generation, files, memory };
         let written = saved.write(machine);
         self.parked = Some(saved.moment);
-        written
+        written.map(|()| saved.memory)
+    }
+
+    /// Gives the memory back to the host, after `save`: until it is used again, it is in this file.
+    pub fn sleep(&mut self, file: File, parts: Vec<memory::Part>) -> anyhow::Result<()> {
+        // Before the first region is mapped, because the next snapshot relies on it.
+        let origin = self.origin.insert(Origin { file, parts });
+        ram::sleep(&self.ram, &origin.file).context("the guest's memory cannot be returned")
     }
 
     /// Parks the devices until `unpark`, and makes the disks durable. Processors must be paused.
@@ -173,8 +182,13 @@ impl Machine {
 
     /// Fails if a part of the state is lost at the end, or if the machine is no longer the
     /// configured one.
-    fn can_be_saved(&self) -> anyhow::Result<()> {
+    fn can_be_saved(&self, then: Then) -> anyhow::Result<()> {
         let present: Vec<_> = self.board.claims().map(|(name, _)| name).collect();
+        ensure!(
+            then != Then::Sleep || self.config.memory.hugepages.is_none(),
+            "memory in huge pages (`hugepages=`) cannot be returned: do without them, or suspend \
+             the machine instead"
+        );
         let configured: Vec<_> = self.built.layout.iter().map(|(name, _)| name.as_str()).collect();
         if let Some(name) = present.iter().find(|name| !configured.contains(name)) {
             bail!(

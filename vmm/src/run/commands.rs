@@ -34,8 +34,8 @@ const BALLOON_TIMEOUT: Duration = Duration::from_millis(250);
 impl MainLoop {
     pub(super) fn control(&mut self, mut request: Request) -> Option<u8> {
         let mut status = None;
-        if self.machine.is_parked() && !works_while_parked(&request.command) {
-            request.answer(Err(anyhow::anyhow!(PARKED)));
+        if let Some(why) = self.refuses(&request.command) {
+            request.answer(Err(anyhow::anyhow!(why)));
             return None;
         }
         let mut files = std::mem::take(&mut request.files);
@@ -49,6 +49,10 @@ impl MainLoop {
                 let saved = self.save(&files, then, *within);
                 status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
                 saved
+            }
+            Command::Await => {
+                self.await_frame(request);
+                return None;
             }
             Command::Reset => self.reset(Reset::ByCommand).map(|()| json!({})),
             Command::PowerButton => press(&self.machine.shared().buttons),
@@ -107,6 +111,8 @@ impl MainLoop {
             "jail": self.jail.status(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
+            // null if the kernel does not count them.
+            "storage_bytes": self.transfers.bytes(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
@@ -115,6 +121,17 @@ impl MainLoop {
             "lights": self.machine.shared().input.lights(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
+    }
+
+    /// Why the machine does not carry out the command now.
+    fn refuses(&self, command: &Command) -> Option<&'static str> {
+        // Its snapshot would continue a machine that was reset since.
+        let asleep = self.asleep.as_ref().map(|_| ASLEEP);
+        let parked = !works_while_parked(command) && self.machine.is_parked();
+        match command {
+            Command::Reset => asleep,
+            _ => parked.then_some(asleep.unwrap_or(PARKED)),
+        }
     }
 
     fn stay_paused(&mut self) -> anyhow::Result<Value> {
@@ -131,6 +148,7 @@ impl MainLoop {
 
     fn resume(&mut self) -> anyhow::Result<Value> {
         if self.machine.is_parked() {
+            self.wake_up();
             self.unpark()?;
         } else if self.paused {
             // Those of running processors could not be reached.
@@ -169,9 +187,35 @@ impl MainLoop {
         let (machine, memory) = (copy(machine)?, copy(memory)?);
         let start = Instant::now();
         let limit = Limit::new(within);
+        // Frames that arrive from now on are for a machine that is asleep.
+        let sleeps = then == Then::Sleep && self.asleep.is_none();
+        let frames = sleeps.then(|| self.watch_frames()).transpose()?;
+        match (self.save_and(then, &machine, memory, limit), frames) {
+            (Ok(()), Some(frames)) => self.fall_asleep(frames),
+            (Err(error), Some(_)) => {
+                self.filter_frames(false)?;
+                return Err(error);
+            }
+            (saved, None) => saved?,
+        }
+        tracing::info!("saved in {:?}", start.elapsed());
+        Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
+    }
+
+    fn save_and(
+        &mut self,
+        then: Then,
+        machine: &File,
+        memory: File,
+        limit: Limit,
+    ) -> anyhow::Result<()> {
         self.settle(limit)?;
         let was_parked = self.machine.is_parked();
-        let saved = self.machine.save(&machine, &memory, then, limit);
+        let saved = self.machine.save(machine, &memory, then, limit);
+        let saved = saved.and_then(|parts| match then {
+            Then::Sleep => self.machine.sleep(memory, parts),
+            Then::Resume | Then::Pause | Then::Quit => Ok(()),
+        });
         if saved.is_err() {
             // The machine continues here: nobody may continue from what was written.
             machine.set_len(0).and_then(|()| machine.sync_all()).ok();
@@ -181,10 +225,8 @@ impl MainLoop {
             self.unpark()?;
             self.resume_if_allowed();
         }
-        saved?;
-        self.paused |= then == Then::Pause;
-        tracing::info!("saved in {:?}", start.elapsed());
-        Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
+        self.paused |= saved.is_ok() && matches!(then, Then::Pause | Then::Sleep);
+        saved
     }
 
     /// Parks the devices, and makes the disks durable.
@@ -240,6 +282,7 @@ impl MainLoop {
 
     fn state(&self) -> &'static str {
         match (self.paused, self.holds) {
+            _ if self.asleep.is_some() => "asleep",
             (true, _) => "paused",
             (false, 0) => "running",
             (false, _) => "waiting for the host",
@@ -356,9 +399,10 @@ impl MainLoop {
     }
 }
 
-/// The refusal of other commands while the devices are parked.
+/// The refusals of other commands while the devices are parked.
 const PARKED: &str =
     "the machine was saved or settled, and is paused: resume it first (`vmm ctl resume`)";
+const ASLEEP: &str = "the machine is asleep: wake it first (`vmm ctl resume`)";
 
 /// Whether the command needs no running device.
 fn works_while_parked(command: &Command) -> bool {
@@ -368,6 +412,7 @@ fn works_while_parked(command: &Command) -> bool {
             | Command::Pause
             | Command::Settle
             | Command::Resume
+            | Command::Await
             | Command::Reset
             | Command::Registers
             | Command::Screenshot

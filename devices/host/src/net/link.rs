@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{bail, ensure};
 
+use super::arrivals::Arrivals;
+
 /// The links of a machine, by the names of their controllers on the board.
 #[derive(Default)]
 pub struct Links(Mutex<Vec<(String, Arc<Link>)>>);
@@ -43,6 +45,7 @@ pub struct Link {
     state: Mutex<State>,
     watch: Mutex<Option<Watch>>,
     in_kernel: AtomicU16,
+    arrivals: Option<Arc<dyn Arrivals>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +61,22 @@ impl Link {
     /// The link is up.
     pub fn new(mtu: Option<u16>) -> Self {
         let state = State { plugged: true, connected: true, mtu };
-        Self { state: Mutex::new(state), watch: Mutex::default(), in_kernel: AtomicU16::new(0) }
+        Self {
+            state: Mutex::new(state),
+            watch: Mutex::default(),
+            in_kernel: AtomicU16::new(0),
+            arrivals: None,
+        }
+    }
+
+    /// A link whose backend tells of frames that arrive.
+    pub fn with_arrivals(mtu: Option<u16>, arrivals: Arc<dyn Arrivals>) -> Self {
+        Self { arrivals: Some(arrivals), ..Self::new(mtu) }
+    }
+
+    /// `None` without a backend.
+    pub fn arrivals(&self) -> Option<&dyn Arrivals> {
+        self.arrivals.as_deref()
     }
 
     /// The number of queue pairs that the kernel serves now (vhost-net), and not this process.

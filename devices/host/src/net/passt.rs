@@ -8,15 +8,16 @@
 //! frames, as on any cable, and the guest no longer waits for it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::arrivals::Arrivals;
 use super::link::Link;
 use super::tap::Vectors;
 use super::{
@@ -62,12 +63,16 @@ impl Passt {
             "a socket carries one pair of queues, not {}: use a tap, or a single pair",
             options.pairs
         );
-        let link = Arc::new(Link::new(options.mtu));
+        let socket = socket.map(Arc::new);
+        let peer = Arc::new(Peer::default());
+        peer.set(socket.as_ref());
+        let link = Arc::new(Link::with_arrivals(options.mtu, peer.clone()));
         link.set_connected(socket.is_some());
         let mut port = Stream {
             path,
             link: link.clone(),
             socket,
+            peer,
             connection: 0,
             reconnect_at: None,
             input: vec![0; BUFFER],
@@ -97,12 +102,36 @@ impl Backend for Passt {
     }
 }
 
+/// The socket of the connection. Only [`Stream`] keeps it open.
+#[derive(Default)]
+struct Peer(Mutex<Weak<UnixStream>>);
+
+impl Peer {
+    fn set(&self, socket: Option<&Arc<UnixStream>>) {
+        let socket = socket.map(Arc::downgrade).unwrap_or_default();
+        *self.0.lock().expect("no network panicked") = socket;
+    }
+}
+
+impl Arrivals for Peer {
+    /// The peer sends what is for this guest.
+    fn filter(&self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn files(&self) -> io::Result<Vec<OwnedFd>> {
+        let socket = self.0.lock().expect("no network panicked").upgrade();
+        socket.map(|socket| socket.try_clone().map(OwnedFd::from)).into_iter().collect()
+    }
+}
+
 /// The connection to the peer, or the attempts to connect.
 struct Stream {
     /// `None` for an inherited socket.
     path: Option<PathBuf>,
     link: Arc<Link>,
-    socket: Option<UnixStream>,
+    socket: Option<Arc<UnixStream>>,
+    peer: Arc<Peer>,
     /// The number of the connection, for [`Wait`].
     connection: u32,
     reconnect_at: Option<Instant>,
@@ -138,6 +167,8 @@ impl Stream {
         match connect(path) {
             Ok(socket) => {
                 tracing::info!("the user-mode network at {} is connected", path.display());
+                let socket = Arc::new(socket);
+                self.peer.set(Some(&socket));
                 self.socket = Some(socket);
                 self.connection = self.connection.wrapping_add(1);
                 self.warned = false;

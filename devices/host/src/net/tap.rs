@@ -21,6 +21,7 @@ use anyhow::{Context, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketType};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
+use super::arrivals::{self, Arrivals};
 use super::link::Link;
 use super::{
     Backend, GuestBytes, HEADER_LENGTH, MAX_FRAME, MIN_FRAME, Offloads, Options, Port,
@@ -314,8 +315,23 @@ impl Tap {
         // A macvtap only receives frames for its own address.
         let mac = if is_macvtap(first) { address(first) } else { None };
         let queue = |fd| Arc::new(Queue { fd, attached: AtomicBool::new(true) });
-        let queues = queues.into_iter().map(queue).collect();
-        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)), warned: Once::new() })
+        let queues = queues.into_iter().map(queue).collect::<Vec<_>>();
+        let link = Arc::new(Link::with_arrivals(mtu, Arc::new(Queues(queues.clone()))));
+        Ok(Self { queues, offloads, mac, link, warned: Once::new() })
+    }
+}
+
+/// All queues of an interface.
+struct Queues(Vec<Arc<Queue>>);
+
+impl Arrivals for Queues {
+    fn filter(&self, on: bool) -> io::Result<()> {
+        self.0.first().map_or(Ok(()), |queue| arrivals::filter(queue.fd.as_fd(), on))
+    }
+
+    fn files(&self) -> io::Result<Vec<OwnedFd>> {
+        let attached = self.0.iter().filter(|queue| queue.attached.load(Ordering::Acquire));
+        attached.map(|queue| queue.fd.try_clone()).collect()
     }
 }
 
