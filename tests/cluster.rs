@@ -6,6 +6,8 @@
 mod agent;
 #[path = "cluster/clones.rs"]
 mod clones;
+#[path = "cluster/idle.rs"]
+mod idle;
 #[path = "cluster/pod.rs"]
 mod pod;
 #[path = "cluster/share.rs"]
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
         Test::new("pods_share_a_base", clones::share_a_base),
+        Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served),
         Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
     ];
     Suite { lab: Lab { mib: 4096, seconds: 1800, assets: ASSETS }, tests }.main()

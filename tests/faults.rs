@@ -6,6 +6,8 @@
 mod failing;
 #[path = "faults/gate.rs"]
 mod gate;
+#[path = "faults/idle.rs"]
+mod idle;
 #[path = "faults/snapshots.rs"]
 mod snapshots;
 #[path = "faults/suspend.rs"]

@@ -29,6 +29,7 @@ use tokio::time::timeout;
 use self::guest::Guest;
 use self::protocol::AnswerReader;
 use crate::log::LineLimit;
+use crate::pod::doze;
 use crate::story::Story;
 
 /// Name of the virtio-serial port that the agent in the guest looks for.
@@ -161,6 +162,8 @@ impl Agent {
         let (mut was, mut changes) = (false, self.answers.subscribe());
         let mut lines = LineLimit::new(MAX_LINES);
         loop {
+            // A guest that sleeps is not asked, and so its agent is not gone.
+            doze::awake().await;
             let is = self.synchronize().await.is_ok();
             // The guest controls how often its agent comes and goes, so these lines are limited.
             let changed = is != was && lines.take(Instant::now());

@@ -20,6 +20,7 @@ use serde_json::Value;
 use vmm::control::Client;
 
 use crate::pod::child::program;
+use crate::pod::doze;
 use crate::pod::inquiry::{LogLines, Question};
 use crate::pod::runtime_folder::RuntimeFolder;
 use crate::settings::Settings;
@@ -88,7 +89,7 @@ pub fn status() -> anyhow::Result<String> {
     let doing = state["pod"]["doing"].as_str().unwrap_or_default();
     let object = machine.as_object_mut();
     let object = object.with_context(|| format!("the machine does not run yet: {doing}"))?;
-    for name in ["agent", "step"] {
+    for name in ["agent", "step", "idle"] {
         object.insert(name.into(), state[name].take());
     }
     for name in ["installation", "share_restarts"] {
@@ -115,6 +116,7 @@ fn text(state: &Value) -> String {
         ("step", doing),
         ("uptime", format!("{} min", state["uptime"].as_u64().unwrap_or_default() / 60)),
         ("machine", word(&state["machine"]["state"])),
+        ("idle", doze::line(&state["idle"])),
         ("installation", word(&pod["installation"]["stage"])),
         ("failed", word(&pod["installation"]["failed"])),
     ];

@@ -5,12 +5,14 @@ pub mod balloon;
 pub mod boot_retry;
 pub mod child;
 pub mod console;
+pub mod doze;
 mod failure;
 pub mod fetch;
 pub mod freeze;
 pub mod guard;
 pub mod guest_log;
 pub mod hold;
+mod idle;
 pub mod inquiry;
 pub mod kvm;
 mod lines;
@@ -45,6 +47,7 @@ use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
 use self::freeze::Freezer;
 use self::guard::{CERTIFICATE_FILE, Guard};
+use self::idle::Counters;
 use self::inquiry::EndNotice;
 use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
@@ -149,6 +152,8 @@ struct Pod {
     agent: Arc<Agent>,
     monitors: Arc<Monitors>,
     freezer: Freezer,
+    /// Set with the network.
+    counters: OnceLock<Arc<Counters>>,
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
     oom_kills: u64,
@@ -315,6 +320,7 @@ impl Pod {
             agent,
             monitors,
             freezer,
+            counters: OnceLock::new(),
             oom_kills: host::oom_kills(Path::new("/")),
         })
     }
@@ -335,6 +341,7 @@ impl Pod {
         let (input, folder) = (&self.plan.input, &self.runtime_folder);
         *network = Network::make(input, pairs, folder, &self.story, connector).await?;
         parts.card = network.card(settings)?;
+        self.counters.get_or_init(|| Arc::new(Counters::of(&network)));
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }

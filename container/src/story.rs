@@ -32,6 +32,8 @@ pub enum Phase {
     Booting,
     /// The operating system, or the probe, has been started.
     Running,
+    /// Nobody needs the machine: it is saved, and wakes when somebody does.
+    Asleep,
     Stopping,
 }
 

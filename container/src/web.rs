@@ -44,6 +44,7 @@ use self::ready::Ready;
 use crate::agent::Agent;
 use crate::desktop::Gateway;
 use crate::plan::Plan;
+use crate::pod::doze;
 use crate::pod::guard::Guard;
 use crate::pod::machine_client;
 use crate::pod::network::GuestAddress;
@@ -165,13 +166,13 @@ impl WebState {
     /// State of the pod, of its machine, and of the guest if its agent answers.
     pub async fn state(&self) -> Value {
         let machine = self.machine.get().await;
-        let guest =
-            async { if self.agent.answers() { Some(self.agent.guest().await) } else { None } };
+        let asks = self.agent.answers() && !doze::is_asleep();
+        let guest = OptionFuture::from(asks.then(|| self.agent.guest()));
         let guest = timeout(AGENT_TIMEOUT, guest).await.ok().flatten();
         let scene = self.story.scene().borrow().clone();
         let since = self.story.since.elapsed().as_secs();
         json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
-            "agent": guest, "step": self.step })
+            "agent": guest, "step": self.step, "idle": doze::state() })
     }
 
     /// Shows the made password of Windows' account to clients that logged in.
@@ -192,6 +193,7 @@ impl Stage for WebState {
 
     fn serve(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
+            doze::wake().await;
             let mut machine = match UnixStream::connect(self.runtime_folder.screen()).await {
                 Ok(machine) => machine,
                 Err(error) => {
@@ -205,7 +207,8 @@ impl Stage for WebState {
     }
 
     fn replacement_page(&self) -> Option<Response> {
-        let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
+        let phase = self.story.phase();
+        let phase = matches!(phase, Phase::Booting | Phase::Running | Phase::Asleep);
         let shown = self.equipment.screen && phase && !self.story.has_failed();
         let screen = if self.equipment.screen { Screen::Next } else { Screen::None };
         (!shown).then(|| page::page(self, screen))

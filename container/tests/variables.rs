@@ -173,6 +173,7 @@ const CASES: &[Case] = cases! {
     "SHUTDOWN" "Suspend" => "suspend" not "x";
     "TIMEOUT" "300" => "300" not "2m";
     "QEMU_TIMEOUT" "300" => "300" not "0";
+    "IDLE" "90 M" => "90m" not "30";
     "ERROR_HOLD" "5" => "5" not "30s";
     "COMPAT" "dockur" => "dockur" not "kubevirt";
     "MONITOR" "telnet:localhost:7100,server" => "tcp:127.0.0.1:7100" not "a\u{7}";

@@ -1,6 +1,6 @@
 // Shows the progress of the pod, and reloads for the viewer when there is a screen.
 const part = (id) => document.getElementById(id);
-const seen = ["booting", "running"];
+const seen = ["booting", "running", "asleep"];
 // Steps of an installation, each with the stages that belong to it.
 const steps = [
   ["Copy Windows to the disk", ["windows-pe", "find-image", "partition", "apply-image", "boot", "copy"]],
@@ -126,7 +126,7 @@ function show(scene) {
   part("mark").setAttribute("hidden", "");
   part("title").textContent = document.title;
   const busy = install(scene.installation);
-  const still = scene.phase === "running" && !busy;
+  const still = ["running", "asleep"].includes(scene.phase) && !busy;
   hint(scene, busy);
   logon(still && scene.installation?.failed === undefined);
   part("bar").hidden = still;

@@ -46,7 +46,7 @@ pub(super) fn page(place: &Place) -> Result<Picture> {
 }
 
 /// A probe that has done all its checks, and its page.
-fn checked(place: &Place, words: &[(&str, &str)]) -> Result<(Running, Picture)> {
+pub(super) fn checked(place: &Place, words: &[(&str, &str)]) -> Result<(Running, Picture)> {
     let mut pod = probe(place, words)?;
     pod.says("the probe found nothing wrong", 1)?;
     Ok((pod, page(place)?))
@@ -61,12 +61,12 @@ fn folder(place: &Place) -> PathBuf {
     place.storage().join("windows.suspended")
 }
 
-fn is_suspended(place: &Place) -> bool {
+pub(super) fn is_suspended(place: &Place) -> bool {
     folder(place).join("machine.json").exists()
 }
 
 /// Starts a pod with the probe, which may continue.
-fn starts(place: &Place, words: &[(&str, &str)]) -> Result<Running> {
+pub(super) fn starts(place: &Place, words: &[(&str, &str)]) -> Result<Running> {
     place.start("", &[&[PROBE], words].concat())
 }
 

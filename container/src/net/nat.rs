@@ -167,6 +167,11 @@ impl Nat {
         self.plan.mac
     }
 
+    /// The name of the tap.
+    pub fn interface(&self) -> &str {
+        &self.tap.name
+    }
+
     pub fn mtu(&self) -> u16 {
         self.plan.mtu
     }

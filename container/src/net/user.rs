@@ -35,6 +35,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use self::forwarding::Listeners;
 use self::lan::{Lan, PodAddresses};
+use self::link::Traffic;
 use self::router::Router;
 use super::dns::LocalNames;
 use super::relay::Relay;
@@ -66,6 +68,7 @@ pub struct UserNetwork {
     pub socket: PathBuf,
     pub mtu: u16,
     pub summary: String,
+    pub traffic: Arc<Traffic>,
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -111,11 +114,14 @@ impl UserNetwork {
             lan.gateway,
             Ports(ports).show(),
         );
+        let traffic = Arc::<Traffic>::default();
+        let counts = traffic.clone();
         let (stop, stopped) = oneshot::channel();
         let thread = Builder::new().name("network".into()).spawn(move || {
             // Drop privileges before the first frame of the guest is read.
             jail::serve();
             let router = Rc::new(Router::new(lan, relay, share, descriptors::limit()));
+            router.network.link.count_in(counts);
             let serve = async {
                 // As a task of its own, it takes turns with the others.
                 let served = spawn_local(async move { serve(&router, listener, forwarded).await });
@@ -128,7 +134,7 @@ impl UserNetwork {
             let tasks = LocalSet::new();
             runtime.block_on(tasks.run_until(serve));
         })?;
-        Ok(Self { socket, mtu, summary, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { socket, mtu, summary, traffic, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Ends the network: connections break, and ports and socket are freed.
@@ -186,7 +192,10 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
         spawn_local(async move {
             loop {
                 tokio::time::sleep(ADVERTISE).await;
-                network.advertise();
+                // The lifetime of advertisements stands still while the guest sleeps.
+                if !network.link.is_quiet() {
+                    network.advertise();
+                }
             }
         });
     }
@@ -195,7 +204,10 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
         let (socket, _) = next(async || listener.accept().await, warn).await;
         network.plug();
         let outcome = tokio::select! {
-            outcome = link::read(&socket, |frame| router.handle(frame)) => outcome,
+            outcome = link::read(&socket, |frame| {
+                network.link.count(frame.len());
+                router.handle(frame);
+            }) => outcome,
             outcome = network.link.drain(&socket) => outcome,
         };
         router.unplug();

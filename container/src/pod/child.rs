@@ -181,8 +181,9 @@ impl Child {
         &self.control
     }
 
+    /// Asks the machine as it is, asleep or not.
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
-        machine_client::ask(&self.control, command).await
+        machine_client::ask_now(&self.control, command).await
     }
 
     /// Works even before the control socket is open.

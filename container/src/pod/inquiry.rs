@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::freeze::{Freezer, Hold};
-use super::{stop, usb};
+use super::{doze, stop, usb};
 use crate::agent::AgentError;
 use crate::status::{Failure, Status};
 use crate::story::Line;
@@ -94,6 +94,18 @@ pub enum Question {
 }
 
 impl Question {
+    /// Whether the machine's guest is needed.
+    const fn needs_guest(&self) -> bool {
+        matches!(
+            self,
+            Self::Start { .. }
+                | Self::Outcome { .. }
+                | Self::Shutdown { .. }
+                | Self::AttachUsb { .. }
+                | Self::DetachUsb { .. }
+        )
+    }
+
     /// Whether the client must get an answer before the pod ends.
     const fn awaits(&self) -> bool {
         matches!(self, Self::Off | Self::Log { wait: true, .. } | Self::Shutdown { wait: true })
@@ -240,6 +252,9 @@ impl EndNotice {
 
 /// Returns the answer's JSON.
 async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
+    if question.needs_guest() {
+        doze::wake().await;
+    }
     let value = match question {
         Question::State => web.state().await,
         Question::Health { of } => match web.health(of).await {

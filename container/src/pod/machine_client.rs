@@ -17,6 +17,8 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use vmm::control::{self, Command, MAX_ANSWER_BYTES};
 
+use super::doze;
+
 /// Timeout of commands that the machine answers immediately.
 pub const QUICK: Duration = Duration::from_secs(5);
 /// Timeout of commands that wait for disks, or open files.
@@ -25,7 +27,27 @@ const SLOW: Duration = Duration::from_secs(60);
 const TYPING: Duration = Duration::from_secs(900);
 const GONE: &str = "the machine is gone";
 
+/// Wakes the machine first, if it is asleep and the command needs its guest.
 pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
+    if needs_guest(&command) {
+        doze::wake().await;
+    }
+    ask_now(control, command).await
+}
+
+fn needs_guest(command: &Command) -> bool {
+    !matches!(command, Command::Status | Command::Balloon { .. } | Command::Screenshot)
+}
+
+/// Waits until a frame arrives for a machine that is asleep. Returns false if somebody has woken
+/// it, or waits, too.
+pub async fn wait_for_frame(control: &Path) -> anyhow::Result<bool> {
+    let answer = answer(control, &Command::Await).await?;
+    answer["frame"].as_bool().context("an answer without `frame`")
+}
+
+/// Asks the machine as it is, asleep or not.
+pub async fn ask_now(control: &Path, command: Command) -> anyhow::Result<Value> {
     let time = match command {
         Command::Status
         | Command::Balloon { .. }

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use vmm::control::Command;
+use vmm::control::{Command, Then};
 
 use super::child::Child;
 use super::machine_client;
@@ -155,7 +155,7 @@ pub async fn suspend(
 ) -> Outcome {
     let limit = budget.ask * 2 / 3;
     let saved = tokio::select! {
-        saved = timeout(budget.ask * 4 / 5, folder.save(child, limit)) => saved,
+        saved = timeout(budget.ask * 4 / 5, folder.save(child, limit, Then::Quit)) => saved,
         () = wait_for_sigint(signals) => return Outcome::Interrupted,
     };
     match saved {

@@ -1,5 +1,5 @@
 //! Suspends the machine to the volume instead of shutting its guest down, and continues it at the
-//! next start.
+//! next start. A machine that is asleep (`idle.rs`) is saved in the same way.
 //!
 //! A snapshot continues once: its name is removed, durably, before the guest runs again, because
 //! the disks change from then on. Until then nothing has changed, so a pod that is killed while it
@@ -12,6 +12,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ::host::lock;
@@ -56,8 +57,8 @@ pub struct SuspendFolder {
     path: PathBuf,
     /// Whether a machine is suspended there, which continues now.
     pub continues: bool,
-    /// Bytes of its snapshot. It reads them when it needs them.
-    continued_bytes: u64,
+    /// Bytes of the snapshot from which the machine continues. It reads them when it needs them.
+    continued_bytes: Arc<AtomicU64>,
     /// Keeps pods of other containers away.
     _lock: Arc<File>,
 }
@@ -69,7 +70,8 @@ impl SuspendFolder {
         let settings = &plan.input.settings;
         let path = suspended::folder(settings, root);
         let is_volume = below(root, &settings.storage.folder).is_dir();
-        let wanted = settings.pod.shutdown == Shutdown::Suspend && is_volume;
+        let suspends = settings.pod.shutdown == Shutdown::Suspend;
+        let wanted = (suspends || settings.pod.idle.is_some()) && is_volume;
         if !wanted && path.try_exists().is_ok_and(|there| !there) {
             return Ok(None);
         }
@@ -92,7 +94,12 @@ impl SuspendFolder {
             _ if settings.disk.ephemeral => "EPHEMERAL=Y keeps nothing".to_owned(),
             (Ok(folder), _) => return Ok(Some(folder)),
         };
-        tracing::warn!("SHUTDOWN=suspend: the guest is shut down, not suspended: {obstacle}");
+        if suspends {
+            tracing::warn!("SHUTDOWN=suspend: the guest is shut down, not suspended: {obstacle}");
+        }
+        if settings.pod.idle.is_some() {
+            tracing::warn!("IDLE: the machine cannot be saved: {obstacle}");
+        }
         Ok(None)
     }
 
@@ -120,7 +127,7 @@ impl SuspendFolder {
         files::finish_interrupted(path)?;
         let continues = path.join(files::MACHINE).try_exists()?;
         let (path, lock) = (path.to_owned(), Arc::new(file));
-        let mut folder = Self { path, continues, continued_bytes: 0, _lock: lock };
+        let folder = Self { path, continues, continued_bytes: Arc::default(), _lock: lock };
         if !continues {
             folder.remove_contents();
             return Ok(folder);
@@ -130,7 +137,7 @@ impl SuspendFolder {
             let found = fs::symlink_metadata(&path).with_context(|| name.to_owned())?;
             ensure!(found.is_file(), "{name} is not a file");
             fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            folder.continued_bytes += found.blocks() * 512;
+            folder.continued_bytes.fetch_add(found.blocks() * 512, Ordering::Relaxed);
         }
         Ok(folder)
     }
@@ -173,9 +180,9 @@ impl SuspendFolder {
         }
     }
 
-    /// Saves the machine, which ends with that, or continues after an error. Fails at once if the
-    /// volume has no room for it, or is too slow for `limit`.
-    pub async fn save(&self, child: &Child, limit: Duration) -> anyhow::Result<()> {
+    /// Saves the machine, which ends or sleeps then, or continues after an error. Fails at once if
+    /// the volume has no room for it, or is too slow for `limit`.
+    pub async fn save(&self, child: &Child, limit: Duration, then: Then) -> anyhow::Result<()> {
         ensure!(limit >= SHORTEST, "TIMEOUT leaves {} s for it: raise it", limit.as_secs());
         let bytes = self.estimate(child).await?;
         let folder = self.clone();
@@ -187,8 +194,11 @@ impl SuspendFolder {
             let left = end.saturating_duration_since(Instant::now());
             let within = u16::try_from(left.as_secs()).unwrap_or(u16::MAX);
             let mut client = Client::connect_timeout(&control, left + limit)?;
-            let saved = files::save(&mut client, &folder.path, Then::Quit, Some(within));
-            saved.map(drop)
+            files::save(&mut client, &folder.path, then, Some(within))?;
+            // The machine has ended, or sleeps, whatever is known of its file.
+            let bytes = fs::metadata(folder.path.join(files::MEMORY)).map(|it| it.blocks() * 512);
+            folder.continued_bytes.store(bytes.unwrap_or_default(), Ordering::Relaxed);
+            Ok(())
         };
         run_in_thread("suspend", save).await
     }
@@ -197,7 +207,8 @@ impl SuspendFolder {
     async fn estimate(&self, child: &Child) -> anyhow::Result<u64> {
         let status = child.ask(Command::Status).await?;
         let all = status["memory"].as_u64().context("the machine does not report its memory")?;
-        let used = child.id().and_then(memory_of).map(|bytes| bytes + self.continued_bytes);
+        let continued = self.continued_bytes.load(Ordering::Relaxed);
+        let used = child.id().and_then(memory_of).map(|bytes| bytes + continued);
         Ok(all.min(used.unwrap_or(all)) + OTHER_BYTES)
     }
 
@@ -260,7 +271,7 @@ fn memory_of(id: u32) -> Option<u64> {
 
 /// Returns when the machine is restored, and waits.
 pub(super) async fn restored(control: &Path) {
-    while machine_client::ask(control, Command::Status).await.is_err() {
+    while machine_client::ask_now(control, Command::Status).await.is_err() {
         sleep(POLL_INTERVAL).await;
     }
 }

@@ -15,7 +15,9 @@ use super::balloon::Balloon;
 use super::boot_retry::BootRetry;
 use super::child::{BootEvents, Child};
 use super::console::{BootDevice, BootEvent};
+use super::doze;
 use super::failure::{killed_error, nothing_boots_error};
+use super::idle::Idle;
 use super::stop::{self, Budget, Outcome, Signals};
 use super::suspend;
 use super::thread::run_in_thread;
@@ -31,6 +33,11 @@ use crate::story::Phase;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
 const WINDOWS: &str = "Windows Boot Manager";
+
+fn warn_of_no_boot() {
+    let seconds = BOOT_TIMEOUT.as_secs();
+    tracing::warn!("the firmware has booted nothing for {seconds} s: look at the screen");
+}
 
 /// The way in which a machine has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +72,7 @@ impl Pod {
         } else if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
+        let mut idle = Idle::start(self, &child);
         let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
         let settings = &self.plan.input.settings.balloon;
         let mut balloon =
@@ -91,10 +99,10 @@ impl Pod {
                 }
                 () = &mut patience, if !started => {
                     started = true;
-                    let seconds = BOOT_TIMEOUT.as_secs();
-                    tracing::warn!(
-                        "the firmware has booted nothing for {seconds} s: look at the screen"
-                    );
+                    warn_of_no_boot();
+                }
+                event = Idle::next(&mut idle), if os_boots => {
+                    self.doze(event, &child, &mut idle).await;
                 }
                 status = signals.next() => {
                     drop(boot_retry);
@@ -155,8 +163,17 @@ impl Pod {
         let mut budget = Budget::of(pod.timeout.0);
         self.freezer.end(budget.off).await;
         let mut asks = pod.shutdown != Shutdown::Off && os_boots;
+        let suspends = pod.shutdown == Shutdown::Suspend;
+        if doze::is_asleep() && suspends {
+            self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
+            stop::stop(child, budget, None, signals).await;
+            return tracing::info!("{app} is suspended: the next start continues it");
+        }
+        if doze::is_asleep() {
+            self.wake_up(child, "it is to stop").await;
+        }
         if let (true, Some(folder)) = (asks, &self.suspend_folder)
-            && pod.shutdown == Shutdown::Suspend
+            && suspends
         {
             self.story.enter(Phase::Stopping, &format!("Suspending {app}…"));
             let start = Instant::now();

@@ -264,6 +264,7 @@ fn run_state(status: Option<&Value>) -> Value {
     let name = match status.and_then(|it| it["state"].as_str()) {
         Some("running") => "running",
         Some("paused") => "paused",
+        Some("asleep") => "suspended",
         // A full volume, for example.
         Some(_) => "io-error",
         None => "prelaunch",

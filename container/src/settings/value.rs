@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use host::size::Size;
@@ -123,6 +124,38 @@ fn digits(text: &str) -> Option<&str> {
 }
 
 pub type Port = Within<1, 65535>;
+
+/// A time from `MIN` to `MAX` seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time<const MIN: u32, const MAX: u32>(pub Duration);
+
+/// The units of a time, in seconds, the longest first.
+const TIME_UNITS: [(&str, u32); 4] = [("d", 86400), ("h", 3600), ("m", 60), ("s", 1)];
+
+impl<const MIN: u32, const MAX: u32> Value for Time<MIN, MAX> {
+    const ACCEPTS: &'static str = "time";
+    const LENIENT: bool = true;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let lower = text.to_ascii_lowercase();
+        let seconds = TIME_UNITS.iter().find_map(|(unit, seconds)| {
+            let number: u32 = digits(lower.strip_suffix(unit)?.trim_end())?.parse().ok()?;
+            number.checked_mul(*seconds)
+        });
+        let seconds = seconds.filter(|seconds| (MIN..=MAX).contains(seconds));
+        let time = seconds.map(|seconds| Self(Duration::from_secs(seconds.into())));
+        time.with_context(|| {
+            let [least, most] = [MIN, MAX].map(|it| Self(Duration::from_secs(it.into())).show());
+            format!("give a time from {least} to {most} with its unit, like 90s, 30m or 2h")
+        })
+    }
+    fn show(&self) -> String {
+        let seconds = self.0.as_secs();
+        let unit = TIME_UNITS.iter().find(|(_, unit)| seconds.is_multiple_of((*unit).into()));
+        let (unit, length) = unit.copied().unwrap_or(("s", 1));
+        format!("{}{unit}", seconds / u64::from(length))
+    }
+}
 
 /// A number that may have a fraction, from 0 to 10000.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

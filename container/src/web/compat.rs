@@ -34,7 +34,7 @@ pub(super) async fn message(State(web): Shared) -> Response {
 
 /// Whether the screen can be connected.
 fn shows(scene: &Scene) -> bool {
-    matches!(scene.phase, Phase::Booting | Phase::Running) && scene.failed.is_none()
+    matches!(scene.phase, Phase::Booting | Phase::Running | Phase::Asleep) && scene.failed.is_none()
 }
 
 /// The current step as HTML, with its progress: `Downloading Windows 11 (12.3%)…`. Tools read the

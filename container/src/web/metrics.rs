@@ -12,10 +12,11 @@ use super::WebState;
 use crate::story::Phase;
 use crate::story::installation::{Installation, STAGES};
 
-const PHASES: [(Phase, &str); 4] = [
+const PHASES: [(Phase, &str); 5] = [
     (Phase::Preparing, "preparing"),
     (Phase::Booting, "booting"),
     (Phase::Running, "running"),
+    (Phase::Asleep, "asleep"),
     (Phase::Stopping, "stopping"),
 ];
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::WebState;
 use crate::agent::Agent;
 use crate::desktop;
+use crate::pod::doze;
 use crate::pod::network::GuestAddress;
 use crate::story::{Phase, Scene};
 
@@ -36,7 +37,8 @@ impl Ready {
     }
 
     async fn serves(&self) -> Result<(), String> {
-        if self.runs || self.agent.answers() {
+        // A guest that is asleep serves its first client.
+        if self.runs || self.agent.answers() || doze::is_asleep() {
             return Ok(());
         }
         let guest = match self.guest.get() {
@@ -65,7 +67,8 @@ pub(super) async fn answer(web: &WebState, health: Health) -> (bool, String) {
         // The pod answers, so it lives.
         Health::Live => Ok(()),
         _ if scene.failed.is_some() => Err(scene.failed.unwrap_or_default()),
-        Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
+        Health::Started if scene.phase >= Phase::Running => Ok(()),
+        Health::Ready if scene.phase == Phase::Asleep => Ok(()),
         Health::Ready if scene.phase == Phase::Running => web.ready.check(&scene).await,
         Health::Started | Health::Ready => Err(scene.doing),
     };

@@ -12,6 +12,7 @@ use screen::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire
 use tokio::net::UnixStream;
 
 use super::{WebState, all_addresses};
+use crate::pod::doze;
 use crate::pod::guard::Guard;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
@@ -50,6 +51,7 @@ pub(super) fn open(
 /// Relays an accepted viewer to the machine until one of them disconnects.
 async fn show(lobby: &Lobby, web: &WebState, rules: &Rules, stream: Wire, who: Admission) {
     let Some(entrant) = lobby.admit(rules, stream, &who).await else { return };
+    doze::wake().await;
     let shown = match UnixStream::connect(web.runtime_folder.screen()).await {
         Ok(machine) => entrant.relay(&who.peer, machine).await,
         Err(error) => Err(error.into()),

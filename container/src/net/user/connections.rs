@@ -222,8 +222,11 @@ impl Connections {
         let connection = Rc::new(connection);
         self.all.borrow_mut().insert(pair, connection.clone());
         let (all, network) = (self.clone(), network.clone());
+        let outside = matches!(connection.origin, Origin::Host(_));
+        let counted = outside.then(|| network.link.count_connection()).flatten();
         spawn_local(async move {
             connection.run(&network, remote).await;
+            drop(counted);
             all.remove(&pair, &connection);
             // Its buffers are freed before its slot.
             drop(connection);

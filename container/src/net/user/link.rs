@@ -4,8 +4,10 @@
 //! Threats: a guest may have taken over `vmm`. An invalid length ends the connection. If the peer
 //! does not read, data waits at its source, and other frames are dropped.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
@@ -25,6 +27,48 @@ const OUTPUT: usize = 256 << 10;
 /// Additional output for frames that cannot wait, in bytes.
 const URGENT: usize = 128 << 10;
 
+/// The network as the rest of the pod sees it.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Bytes of all frames so far, in both directions.
+    bytes: AtomicU64,
+    /// Open TCP connections of outside hosts to forwarded ports.
+    connections: AtomicUsize,
+    /// The guest is asleep, and is not to be woken without need.
+    quiet: AtomicBool,
+}
+
+impl Traffic {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    pub fn set_quiet(&self, quiet: bool) {
+        self.quiet.store(quiet, Ordering::Relaxed);
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Counts an incoming connection until it is dropped.
+pub struct Counted(Arc<Traffic>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Frames to the guest.
 #[derive(Debug, Default)]
 pub struct Link {
@@ -32,9 +76,32 @@ pub struct Link {
     connected: Cell<bool>,
     filled: Notify,
     drained: Notify,
+    traffic: OnceCell<Arc<Traffic>>,
 }
 
 impl Link {
+    /// Counts from now on.
+    pub fn count_in(&self, traffic: Arc<Traffic>) {
+        self.traffic.get_or_init(|| traffic);
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.traffic.get().is_some_and(|traffic| traffic.is_quiet())
+    }
+
+    pub fn count(&self, bytes: usize) {
+        if let Some(traffic) = self.traffic.get() {
+            traffic.count(bytes);
+        }
+    }
+
+    /// Counts a connection of an outside host.
+    pub fn count_connection(&self) -> Option<Counted> {
+        let traffic = self.traffic.get()?;
+        traffic.connections.fetch_add(1, Ordering::Relaxed);
+        Some(Counted(traffic.clone()))
+    }
+
     /// Whether there is room for frames that can wait.
     pub fn has_room(&self) -> bool {
         self.output.borrow().len() < OUTPUT
@@ -85,6 +152,7 @@ impl Link {
             chunk.clear();
             std::mem::swap(&mut chunk, &mut *self.output.borrow_mut());
             self.drained.notify_waiters();
+            self.count(chunk.len());
             let mut rest = chunk.as_slice();
             while !rest.is_empty() {
                 socket.writable().await?;

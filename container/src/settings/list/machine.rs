@@ -70,6 +70,9 @@ pub(super) const POD: &[Variable] = variables! {
     full "TIMEOUT" = "105" (pod.timeout);
     /// The former name of TIMEOUT. It takes precedence if both are set.
     full "QEMU_TIMEOUT" = "" (pod.timeout_old);
+    /// Lets the machine sleep when nobody has needed it for this time, like 30m: its memory goes to
+    /// the volume, and a connection, a viewer or a command wakes it. Never by default.
+    full "IDLE" = "" (pod.idle);
     /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
     /// This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);

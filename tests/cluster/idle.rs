@@ -1,0 +1,84 @@
+//! A pod that sleeps while nobody needs it, and serves the first connection that comes.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use transom_tests::say;
+
+use super::pod::{BOOT, Pod, Profile};
+use super::town::Town;
+use super::{BY_BUTTON, RESTRICTED, TAP, has_desktop, stops};
+
+const IDLE: &str = "IDLE=20s";
+/// An idle pod sleeps within this time. Its guest may have work left after its start.
+const WITHIN: Duration = Duration::from_secs(180);
+/// The first connection of a client takes at most this long.
+const SOON: Duration = Duration::from_secs(2);
+/// The most memory that a machine has asleep, in KiB, and what its guest has used before, in bytes.
+const MOST_KIB: u64 = 100 << 10;
+const USED: u64 = 200_000_000;
+
+const USER: Profile = Profile {
+    name: "sleeper",
+    last: 13,
+    words: &["NETWORK=user", "HOST=ADA", "USER_PORTS=2222", IDLE],
+    ..RESTRICTED
+};
+const BEHIND_TAP: Profile = Profile { name: "dozer", last: 14, words: &["HOST=BOB", IDLE], ..TAP };
+
+pub(crate) fn first_connections_are_served() -> anyhow::Result<()> {
+    let town = Town::new()?;
+    for (profile, guest) in [(USER, "ADA"), (BEHIND_TAP, "BOB")] {
+        let mut pod = Pod::start(&town, &profile)?;
+        serves_first_connections(&town, &mut pod, guest).with_context(|| pod.log())?;
+        stops(&mut pod, BY_BUTTON)?;
+    }
+    Ok(())
+}
+
+fn serves_first_connections(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
+    pod.says("the guest serves", 1, BOOT)?;
+    pod.until(town, ("/readyz", 200), BOOT)?;
+    let memory = format!("[ -e /data ] || head -c {USED} /dev/urandom > /data; md5sum /data");
+    let before = pod.guest(town, &memory)?;
+    let machine = pod.child("vmm")?;
+    let awake = resident(machine)?;
+    ensure!(awake * 1024 > USED, "{awake} KiB awake");
+    for times in 1..=2 {
+        let start = Instant::now();
+        if let Err(error) = pod.says("Windows is asleep", times, WITHIN) {
+            let status = pod.transom(&["status", "--text"])?;
+            return Err(error).context(String::from_utf8_lossy(&status.stdout).into_owned());
+        }
+        let slept = start.elapsed();
+        let asleep = resident(machine)?;
+        ensure!(asleep < MOST_KIB, "{asleep} KiB asleep, {awake} KiB awake");
+        for path in ["/healthz", "/startupz", "/readyz"] {
+            ensure!(pod.page(town, path)?.0 == 200, "{path} is not 200 asleep");
+        }
+        ensure!(pod.said("wakes up") == times - 1, "a health check woke it");
+        let start = Instant::now();
+        has_desktop(town, pod, guest).context("the first connection")?;
+        let took = start.elapsed();
+        say!(
+            "{}: asleep after {:.0} s, with {} MiB, not {}; the first connection took {:.2} s",
+            pod.name,
+            slept.as_secs_f64(),
+            asleep >> 10,
+            awake >> 10,
+            took.as_secs_f64()
+        );
+        ensure!(took < SOON, "the first connection took {took:?}");
+        let after = pod.guest(town, &memory)?;
+        ensure!(after == before, "{before}, then {after}");
+    }
+    Ok(())
+}
+
+/// The memory of a process, in KiB.
+fn resident(process: u32) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
