@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use vmm::control::Command;
 
-use super::machine_client;
+use super::{doze, machine_client};
 use crate::agent::{Agent, AgentError};
 
 /// How long the end of an earlier hold may take.
@@ -86,6 +86,7 @@ impl Freezer {
         let turn = turn.ok().and_then(Result::ok);
         let turn = turn.context("another snapshot is being taken, or its guest being thawed")?;
         ensure!(!*self.ends.borrow(), "the pod is being stopped");
+        doze::wake().await;
         let status = machine_client::ask(&self.control, Command::Status).await?;
         let state = status["state"].as_str().unwrap_or("unknown");
         ensure!(state == "running", "the machine is {state}: resume it first");
@@ -96,6 +97,11 @@ impl Freezer {
         tokio::spawn(task.run(freeze, limit.min(LONGEST)));
         held.await.context("the pod is being stopped")??;
         Ok(Hold { release, outcome })
+    }
+
+    /// Permits no hold until the result is dropped. `None` while there is one.
+    pub fn exclude(&self) -> Option<OwnedSemaphorePermit> {
+        self.turn.clone().try_acquire_owned().ok()
     }
 
     /// Ends a hold, and permits no other. Waits for the guest to be thawed, at most this long.

@@ -246,6 +246,8 @@ impl Pod {
     }
 
     async fn fall_asleep(&self, child: &Child, idle: &mut Idle) {
+        // A guest whose file systems are frozen must not be saved.
+        let Some(_turn) = self.freezer.exclude() else { return };
         let app = self.plan.name();
         tracing::info!("{app} was idle for {} s: it falls asleep", idle.limit.as_secs());
         doze::set(Stage::Falling);
