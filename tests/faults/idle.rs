@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use transom_tests::place::{self, HERE, Place, beside, runs_here, until};
+use transom_tests::place::{self, HERE, Place, beside, runs_here};
 use transom_tests::program::{PATIENCE, Running, transom};
 use transom_tests::say;
 

@@ -121,7 +121,8 @@ fn disks_are_sound(kind: &str, report: &Value) {
 }
 
 /// Copies of a disk are the same while its machine is settled, and whole. Then the machine goes on.
-fn stands_still(machine: &Machine, disk: &Path, format: &str) {
+fn stands_still(machine: &Machine, disk: &Path, format: &str, random: &mut Noise) {
+    sleep(Duration::from_micros(random.below(LONGEST)));
     let mut client = connect(&machine.control()).expect("control");
     for _ in 0..2 {
         client.ask(&Command::Settle).expect("it settles");
@@ -158,8 +159,7 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
         Machine::start(&["--memory", "64M", "--device", &device, "--cmdline", &words]);
     let mut first = None;
     while machine.snapshots < wanted {
-        sleep(Duration::from_micros(random.below(LONGEST)));
-        stands_still(&machine, &disk, format);
+        stands_still(&machine, &disk, format, random);
         sleep(Duration::from_micros(random.below(LONGEST)));
         let then = random.choose(&[Then::Resume, Then::Pause, Then::Sleep, Then::Quit, Then::Quit]);
         let dir = machine.save(then).unwrap_or_else(|error| {
