@@ -478,7 +478,11 @@ fn snapshot(words: &[String]) -> anyhow::Result<u8> {
             let restored = restore::restore(shelf, &name(text)?, !options.is_empty())?;
             print(&snapshots::show::restored(&restored))
         }
-        ["delete", text] => shelf.delete(&name(text)?).map(|()| 0),
+        ["delete", text] => {
+            let name = name(text)?;
+            shelf.delete(&name)?;
+            print(&snapshots::show::deleted(&name))
+        }
         _ => Err(usage(
             "snapshot takes create NAME [--memory] [--pause], list [--json], restore NAME \
              [--drop-suspended], or delete NAME",

@@ -18,8 +18,8 @@ pub mod show;
 mod test;
 
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, lchown};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use ::host::lock;
@@ -79,7 +79,7 @@ pub struct Listed {
     pub name: Name,
     /// The error is a sentence about a damaged one.
     pub manifest: Result<Manifest, String>,
-    /// Bytes that its files occupy. Clones share theirs.
+    /// Bytes that its files occupy, with those that clones share with other files.
     pub taken: u64,
 }
 
@@ -126,12 +126,21 @@ impl<'a> Shelf<'a> {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        ensure!(is_folder(folder)?, "it is not a folder: remove it");
-        fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        let name = folder.file_name().context("a path without a name")?;
+        let open = files::open_within(folder.parent().context("a path alone")?, Path::new(name))?;
+        ensure!(open.metadata()?.is_dir(), "it is not a folder: remove it");
+        open.set_permissions(Permissions::from_mode(0o700))?;
+        self.give(&open)?;
+        files::sync_folder(folder);
+        Ok(())
+    }
+
+    /// Gives a file or folder to the owner of the volume, whose pod must be able to use it even if
+    /// root has made it.
+    fn give(&self, file: &File) -> io::Result<()> {
         let owner = fs::metadata(self.volume(0))?;
         // Only root may give it away.
-        lchown(folder, Some(owner.uid()), Some(owner.gid())).ok();
-        files::sync_folder(folder);
+        fchown(file, Some(owner.uid()), Some(owner.gid())).ok();
         Ok(())
     }
 
@@ -142,6 +151,7 @@ impl<'a> Shelf<'a> {
         let mut options = File::options();
         let file = files::open_itself(&path, options.write(true).create(true).truncate(false));
         let file = file.with_context(|| path.display().to_string())?;
+        self.give(&file)?;
         lock::exclusive(&file, &path).context("another snapshot is being taken or restored")?;
         Ok(file)
     }
@@ -172,7 +182,7 @@ impl<'a> Shelf<'a> {
     /// Fails if a file is missing, or has another length.
     fn taken(&self, manifest: &Manifest) -> anyhow::Result<u64> {
         let mut taken = 0;
-        for entry in &manifest.files {
+        for entry in manifest.files.iter().chain(&manifest.memory) {
             let path = Path::new(manifest.name.as_str()).join(&entry.file);
             let open = files::open_within(&self.folder(entry.volume), &path);
             let found = open.with_context(|| entry.file.clone())?.metadata()?;
@@ -244,6 +254,17 @@ fn is_folder(path: &Path) -> anyhow::Result<bool> {
             Ok(false)
         }
         Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// Whether a file, or a link, has this name.
+fn exists(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The pod's side of a snapshot, as the command sees it: the pod holds the machine still while the
 //! connection lasts.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,9 +34,7 @@ impl create::Pod for RunningPod {
         let disks = disks.filter_map(|disk| disk["path"].as_str()).map(PathBuf::from).collect();
         let memory =
             machine["memory"].as_u64().context("the machine does not report its memory")?;
-        let process = machine["pid"].as_u64().and_then(memory_of);
-        let memory = memory.min(process.unwrap_or(memory)).saturating_add(OTHER_BYTES);
-        Ok(Running { disks, memory })
+        Ok(Running { disks, memory: memory.saturating_add(OTHER_BYTES) })
     }
 
     fn hold(&mut self, freeze: bool, limit: Duration) -> anyhow::Result<()> {
@@ -61,14 +58,4 @@ impl create::Pod for RunningPod {
         );
         Ok(Held { frozen: if frozen { Ok(()) } else { Err(why) }, seconds })
     }
-}
-
-/// Bytes of memory that a process has, also those that are swapped out.
-fn memory_of(id: u64) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-    let bytes = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
-    };
-    bytes("VmRSS:")?.checked_add(bytes("VmSwap:")?)
 }

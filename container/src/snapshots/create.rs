@@ -1,7 +1,7 @@
 //! Takes a snapshot: of a machine that is off, or of one that is held still meanwhile.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,11 +9,12 @@ use anyhow::{Context as _, bail, ensure};
 use host::size::Size;
 
 use super::copying::{self, Progress, check_room};
-use super::manifest::{Entry, Kind, MANIFEST, Manifest};
+use super::manifest::{Entry, Kind, MANIFEST, Manifest, memory_files};
 use super::set::Set;
 use super::{MEMORY, Name, Shelf, restore};
 use crate::files;
 use crate::settings::value::Value as _;
+use crate::status::{Failure, Status};
 use crate::suspended;
 
 /// How long a machine stands still at most, if nobody allowed more.
@@ -73,6 +74,11 @@ pub fn create(
     wish: Wish,
     mut pod: Option<&mut dyn Pod>,
 ) -> anyhow::Result<Made> {
+    if pod.is_some() && shelf.settings.disk.ephemeral {
+        let sentence = "there is nothing to take a snapshot of: EPHEMERAL=Y throws away what its \
+                        guest writes";
+        return Err(Failure::new(Status::Disk, sentence));
+    }
     let _lock = shelf.lock()?;
     match pod {
         None => restore::finish(&shelf)?,
@@ -243,25 +249,42 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
+    /// The files of the memory that was saved.
+    fn memory(&self) -> anyhow::Result<Vec<Entry>> {
+        let part = self.folder(0);
+        let open = |path: &str| files::open_within(&part, Path::new(path)).context("its memory");
+        self.shelf.give(&open(MEMORY)?)?;
+        let entry = |file: String| {
+            let open = open(&file)?;
+            self.shelf.give(&open)?;
+            let found = open.metadata()?;
+            let (bytes, changed) = (found.len(), copying::changed(&found));
+            Ok(Entry { volume: 0, file, bytes, changed })
+        };
+        memory_files().into_iter().map(entry).collect()
+    }
+
     /// Makes the snapshot durable, and gives it its name.
     fn finish(mut self, kind: Kind) -> anyhow::Result<Manifest> {
-        let owner = fs::metadata(self.shelf.volume(0))?;
         let mut files = Vec::new();
         for (member, copy) in self.set.members.iter().zip(&self.copies) {
             let found = copy.metadata()?;
             copy.sync_all().with_context(|| member.file.clone())?;
-            fchown(copy, Some(owner.uid()), Some(owner.gid())).ok();
+            self.shelf.give(copy)?;
             let (volume, file) = (member.volume, member.file.clone());
             let changed = copying::changed(&found);
             files.push(Entry { volume, file, bytes: found.len(), changed });
         }
+        let memory = if kind == Kind::Memory { self.memory()? } else { Vec::new() };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let absent = std::mem::take(&mut self.set.absent);
-        let manifest = Manifest { name: self.name.clone(), created, kind, files, absent };
+        let name = self.name.clone();
+        let manifest = Manifest { name, created, kind, files, memory, absent };
         let text = manifest.write()?;
         let path = self.folder(0).join(MANIFEST);
         files::write(&path, |file| {
             file.set_permissions(Permissions::from_mode(0o600))?;
+            self.shelf.give(file)?;
             std::io::Write::write_all(file, &text)
         })
         .with_context(|| path.display().to_string())?;

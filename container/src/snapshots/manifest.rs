@@ -13,7 +13,9 @@ use anyhow::{Context as _, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Name;
+use vmm::control::snapshot::{MACHINE, MEMORY as CONTENTS};
+
+use super::{MEMORY, Name};
 use crate::disks::MAX_DISKS;
 use crate::files;
 
@@ -70,8 +72,15 @@ pub struct Manifest {
     pub created: u64,
     pub kind: Kind,
     pub files: Vec<Entry>,
+    /// Those of its memory, if it has one, in the order of [`memory_files`].
+    pub memory: Vec<Entry>,
     /// Files, by volume and name, that did not exist, and are removed by a restore.
     pub absent: Vec<(usize, String)>,
+}
+
+/// The files of the machine's memory, with their paths in the folder of the snapshot.
+pub fn memory_files() -> [String; 2] {
+    [MACHINE, CONTENTS].map(|file| format!("{MEMORY}/{file}"))
 }
 
 /// A restore that has begun, and must be finished.
@@ -115,9 +124,15 @@ impl Manifest {
         }
         all.sort_unstable();
         ensure!(all.windows(2).all(|two| two[0] != two[1]), "it lists a file twice");
-        let wrong = self
-            .files
-            .iter()
+        let memory: Vec<_> =
+            self.memory.iter().map(|entry| (entry.volume, entry.file.clone())).collect();
+        let whole = match self.kind {
+            Kind::Memory => memory == memory_files().map(|file| (0, file)),
+            _ => memory.is_empty(),
+        };
+        ensure!(whole, "it lists other files of a memory than it has");
+        let mut entries = self.files.iter().chain(&self.memory);
+        let wrong = entries
             .any(|entry| i64::try_from(entry.bytes).is_err() || entry.changed.1 >= 1_000_000_000);
         ensure!(!wrong, "it lists a wrong length or time");
         Ok(())
@@ -192,6 +207,7 @@ mod test {
             created: 1,
             kind: Kind::Off,
             files: files.iter().map(entry).collect(),
+            memory: vec![],
             absent: vec![],
         }
     }
@@ -203,6 +219,22 @@ mod test {
         assert_eq!(Manifest::read(&was.write().unwrap()).unwrap(), was);
         let journal = Journal { manifest: was, generation: "0".repeat(32) };
         assert_eq!(Journal::read(&journal.write().unwrap()).unwrap(), journal);
+    }
+
+    #[test]
+    fn memory_has_its_two_files_and_no_others() {
+        let mut all = manifest(&[(0, "data.img")]);
+        let read = |all: &Manifest| Manifest::read(&all.write().unwrap());
+        let entry = |file| Entry { file, ..all.files[0].clone() };
+        let memory = memory_files().map(entry).to_vec();
+        all.memory = memory.clone();
+        read(&all).unwrap_err();
+        all.kind = Kind::Memory;
+        assert_eq!(read(&all).unwrap(), all);
+        all.memory[1].file = "memory/../data.img".into();
+        read(&all).unwrap_err();
+        all.memory = memory[..1].to_vec();
+        read(&all).unwrap_err();
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! the former one stays until all are in their places.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,8 @@ use vmm::control::snapshot::{MACHINE, MEMORY as CONTENTS, UNFINISHED};
 use super::copying::{self, Progress, check_room};
 use super::manifest::{Entry, Journal, Kind, Manifest, read};
 use super::set::{belongs, is_disk};
-use super::{MEMORY, Name, REPLACED, STAGED, Shelf, remove};
+use super::{Name, REPLACED, STAGED, Shelf, exists, remove};
+use crate::disks::original;
 use crate::files;
 use crate::status::{Failure, Status};
 use crate::suspended;
@@ -57,6 +58,7 @@ pub fn restore(shelf: Shelf, name: &Name, drop_suspended: bool) -> anyhow::Resul
     shelf.clean()?;
     let manifest = shelf.find(name)?;
     check(&shelf, &manifest)?;
+    check_seal(&shelf)?;
     let _disks = lock_disks(&shelf)?;
     let folder = suspended::folder(shelf.settings, shelf.root);
     let is_suspended =
@@ -73,7 +75,7 @@ pub fn restore(shelf: Shelf, name: &Name, drop_suspended: bool) -> anyhow::Resul
     // No machine may open the new files before all have their names.
     let _staged = staged?;
     let journal = Journal { manifest, generation: Uuid::random()?.to_string() };
-    write(&journal_path(&shelf), &journal.write()?)?;
+    write(&shelf, &journal_path(&shelf), &journal.write()?)?;
     finish(&shelf)?;
     Ok(journal.manifest)
 }
@@ -148,6 +150,20 @@ fn check(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Fails if the volume is sealed: other machines read the disks that would be replaced.
+fn check_seal(shelf: &Shelf) -> anyhow::Result<()> {
+    let mark = original::seal(shelf.settings, shelf.root);
+    if !mark.try_exists()? {
+        return Ok(());
+    }
+    let sentence = format!(
+        "this volume is sealed: remove {} to restore a snapshot, and machines whose disks are over \
+         this one do not start any more",
+        mark.display()
+    );
+    Err(Failure::new(Status::State, sentence))
+}
+
 /// Locks the present disks of the pod, so that no machine uses them.
 fn lock_disks(shelf: &Shelf) -> anyhow::Result<Vec<File>> {
     let mut locked = Vec::new();
@@ -170,10 +186,7 @@ fn lock_disks(shelf: &Shelf) -> anyhow::Result<Vec<File>> {
 /// Copies the files of the snapshot beside those that they replace. Returns the disks, locked.
 fn stage(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<Vec<File>> {
     let mut locked = Vec::new();
-    let mut all = manifest.files.clone();
-    if manifest.kind == Kind::Memory {
-        all.extend(memory_entries(shelf, &manifest.name)?);
-    }
+    let all: Vec<_> = manifest.files.iter().chain(&manifest.memory).collect();
     for (number, file) in &manifest.absent {
         let volume = shelf.volume(*number);
         check_place(&volume, &volume, &volume.join(file))?;
@@ -183,7 +196,7 @@ fn stage(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<Vec<File>> {
         check_place(&shelf.volume(0), &sleeper, &sleeper.join(MACHINE))?;
     }
     let mut progress = Progress::new(all.iter().map(|entry| entry.bytes).sum());
-    for entry in &all {
+    for entry in all {
         let volume = shelf.volume(entry.volume);
         shelf.make_folder(entry.volume)?;
         let folder = shelf.folder(entry.volume).join(STAGED);
@@ -199,19 +212,6 @@ fn stage(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<Vec<File>> {
         }
     }
     Ok(locked)
-}
-
-/// The files of the machine's memory, with the paths in the folder of the snapshot.
-fn memory_entries(shelf: &Shelf, name: &Name) -> anyhow::Result<Vec<Entry>> {
-    let entry = |file: &str| {
-        let file = format!("{MEMORY}/{file}");
-        let path = Path::new(name.as_str()).join(&file);
-        let found =
-            files::open_within(&shelf.folder(0), &path).context("its memory")?.metadata()?;
-        let (bytes, changed) = (found.len(), copying::changed(&found));
-        anyhow::Ok(Entry { volume: 0, file, bytes, changed })
-    };
-    [MACHINE, CONTENTS].map(entry).into_iter().collect()
 }
 
 /// Fails if a file could not be replaced by a rename.
@@ -322,12 +322,7 @@ impl Step {
                 }
                 sync(path)?;
             }
-            Self::Write { path, text } => {
-                write(path, text.as_bytes())?;
-                let owner = fs::metadata(shelf.volume(0))?;
-                let (user, group) = (Some(owner.uid()), Some(owner.gid()));
-                std::os::unix::fs::lchown(path, user, group).ok();
-            }
+            Self::Write { path, text } => write(shelf, path, text.as_bytes())?,
         }
         Ok(())
     }
@@ -338,16 +333,6 @@ impl Step {
             Self::Replace { path, .. } => path,
             Self::Move { from, .. } => from,
         }
-    }
-}
-
-fn exists(path: &Path) -> io::Result<bool> {
-    match fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            Ok(false)
-        }
-        Err(error) => Err(error),
     }
 }
 
@@ -378,8 +363,12 @@ fn sync(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    files::write(path, |file| file.write_all(bytes)).with_context(|| path.display().to_string())?;
+fn write(shelf: &Shelf, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let written = files::write(path, |file| {
+        shelf.give(file)?;
+        file.write_all(bytes)
+    });
+    written.with_context(|| path.display().to_string())?;
     sync(path)
 }
 
@@ -397,6 +386,7 @@ pub mod test {
             let mut part = manifest;
             part.files.truncate(cut);
             part.kind = Kind::Off;
+            part.memory.clear();
             stage(&shelf, &part).unwrap();
             return true;
         }
@@ -405,7 +395,7 @@ pub mod test {
             return true;
         }
         let journal = Journal { manifest, generation: Uuid::random().unwrap().to_string() };
-        write(&journal_path(&shelf), &journal.write().unwrap()).unwrap();
+        write(&shelf, &journal_path(&shelf), &journal.write().unwrap()).unwrap();
         let steps = steps(&shelf, &journal);
         let count = cut - staged - 1;
         for (number, step) in steps.iter().take(count / 2).enumerate() {

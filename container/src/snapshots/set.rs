@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use host::lock;
 
-use super::Shelf;
 use super::manifest::MAX_FILES;
+use super::{Shelf, exists};
 use crate::disks::original::{RECORD, SEALED};
 use crate::disks::{self, MAX_DISKS};
 use crate::files;
@@ -65,6 +65,10 @@ impl Set {
         for number in 0..MAX_DISKS {
             let Some(found) = disks::find(number, settings, root)? else { continue };
             let path = found.disk.path;
+            // A disk over BASE is made by the first start.
+            if found.own && !exists(&path)? {
+                continue;
+            }
             if !found.own {
                 let path = path.display();
                 bail!(

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use host::size::Size;
 use serde_json::{Value, json};
 
-use super::Listed;
 use super::create::Made;
 use super::manifest::{Kind, Manifest};
+use super::{Listed, Name};
 use crate::settings::value::Value as _;
 use crate::setup_disk::fat::civil;
 
@@ -25,7 +25,11 @@ fn size(bytes: u64) -> String {
 }
 
 pub fn table(all: &[Listed]) -> String {
-    let mut text = String::new();
+    if all.is_empty() {
+        return "there are no snapshots\n".to_owned();
+    }
+    let heads = ("NAME", "CREATED (UTC)", "SIZE", "THE GUEST FINDS");
+    let mut text = format!("{:<20} {:<16}  {:>8}  {}\n", heads.0, heads.1, heads.2, heads.3);
     for Listed { name, manifest, taken } in all {
         let name = name.as_str();
         match manifest {
@@ -69,6 +73,10 @@ pub fn made(made: &Made) -> String {
         .expect("a string takes all");
     }
     text + "\n"
+}
+
+pub fn deleted(name: &Name) -> String {
+    format!("{} is deleted\n", name.as_str())
 }
 
 pub fn restored(manifest: &Manifest) -> String {

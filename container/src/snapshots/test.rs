@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown, symlink};
 use std::time::Duration;
 
 use super::create::{self, Held, Pod, Running, Wish, create};
 use super::manifest::{Kind, MANIFEST};
 use super::restore::{GENERATION, journal, restore};
 use super::*;
+use crate::status::Status;
 
 /// Host with the volumes /storage and /storage2.
 struct Host {
@@ -149,6 +150,64 @@ fn disks_of_others_links_and_an_empty_volume_are_refused() {
     host.write("data.img", "mounted");
     assert!(refused().contains("a block device or a mounted image"), "{}", refused());
     assert_eq!(host.names(SHELVES[0]), [".lock"]);
+}
+
+#[test]
+fn a_machine_over_a_base_has_no_disk_before_its_first_start() {
+    let mut host = Host::new();
+    fs::remove_file(host.root.path().join("storage/data.img")).unwrap();
+    host.write("base.img", "the base");
+    host.settings.storage.base = Some("/base.img".into());
+    let said = take(&host, "one").unwrap_err().to_string();
+    assert_eq!(said, "there is no disk on the volume yet");
+}
+
+#[test]
+fn the_disk_of_other_machines_is_not_replaced() {
+    let host = Host::new();
+    take(&host, "one").unwrap();
+    host.change();
+    let mark = host.root.path().join("storage/windows.sealed");
+    fs::write(&mark, "an identity").unwrap();
+    let before = host.files();
+    let error = restore(host.shelf(), &name("one"), false).unwrap_err();
+    assert_eq!(Status::of(&error), Status::State);
+    assert!(error.to_string().contains("windows.sealed to restore a snapshot"), "{error}");
+    assert_eq!(host.files(), before);
+    fs::remove_file(mark).unwrap();
+    restore(host.shelf(), &name("one"), false).unwrap();
+}
+
+/// Root makes and restores a snapshot on the volume of a pod without rights.
+#[test]
+fn all_that_is_written_belongs_to_the_owner_of_the_volume() {
+    let host = Host::new();
+    let volume = host.root.path().join("storage");
+    if lchown(&volume, Some(1234), Some(1234)).is_err() {
+        return skip::not_run("the owner of snapshots", "only root can give files away");
+    }
+    let wish = Wish { pause: true, memory: true };
+    create(host.shelf(), &name("one"), wish, Some(&mut FakePod::default())).unwrap();
+    fs::remove_file(volume.join("data.img")).unwrap();
+    // It is killed as soon as its journal is written.
+    assert!(restore::test::killed(host.shelf(), &name("one"), 5));
+    check_owner(&volume.join("windows.restoring"));
+    for shelf in SHELVES {
+        check_owner(&host.root.path().join(shelf));
+    }
+    recover(&host.shelf()).unwrap();
+    for name in ["windows.suspended", "windows.generation", "data.img"] {
+        check_owner(&volume.join(name));
+    }
+}
+
+/// Checks that root has nothing here.
+fn check_owner(path: &Path) {
+    let found = fs::symlink_metadata(path).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1234, 1234), "{}", path.display());
+    for entry in fs::read_dir(path).into_iter().flatten() {
+        check_owner(&entry.unwrap().path());
+    }
 }
 
 #[test]
@@ -334,7 +393,7 @@ impl Pod for FakePod {
 
 #[test]
 fn a_running_machine_is_held_while_its_disks_are_copied() {
-    let host = Host::new();
+    let mut host = Host::new();
     let shelf = host.shelf();
     let pause = Wish { pause: true, memory: false };
     let disk = host.root.path().join("storage/data.img");
@@ -355,6 +414,9 @@ fn a_running_machine_is_held_while_its_disks_are_copied() {
     let said = create(shelf, &name("three"), pause, Some(&mut pod)).unwrap_err().to_string();
     assert!(said.starts_with("/dev/null: this disk of the machine is not on"), "{said}");
     assert_eq!(pod.held.len(), 3);
+    host.settings.disk.ephemeral = true;
+    let said = create(host.shelf(), &name("three"), pause, Some(&mut pod)).unwrap_err();
+    assert!(said.to_string().ends_with("EPHEMERAL=Y throws away what its guest writes"), "{said}");
     assert_eq!(host.names(SHELVES[0]), [".lock", "one", "two"]);
     assert_eq!(host.names(SHELVES[1]), ["one", "two"]);
 }
@@ -368,6 +430,17 @@ fn memory_is_restored_as_a_suspended_machine() {
     let mut pod = FakePod::default();
     let made = create(host.shelf(), &name("one"), wish, Some(&mut pod)).unwrap();
     assert_eq!((made.manifest.kind, pod.held[0].0), (Kind::Memory, false));
+    // A snapshot whose memory is lost is damaged.
+    let memory = host.root.path().join("storage/windows.snapshots/one/memory/memory");
+    let damage = || host.shelf().list().unwrap().remove(0).manifest.unwrap_err();
+    fs::write(&memory, "its").unwrap();
+    assert_eq!(damage(), "memory/memory does not have 10 bytes");
+    fs::remove_file(&memory).unwrap();
+    assert!(damage().starts_with("memory/memory: "), "{}", damage());
+    fs::write(&memory, "its memory").unwrap();
+    let listed = host.shelf().list().unwrap();
+    assert!(listed[0].manifest.is_ok(), "{listed:?}");
+    assert!(show::table(&listed).starts_with("NAME "), "{}", show::table(&listed));
     let changed =
         |path: &str| fs::metadata(host.root.path().join(path)).unwrap().modified().unwrap();
     let before = changed("storage/data.img");
