@@ -154,10 +154,10 @@ commands! {
     /// it runs on (`resume`, the default), stays paused, so that its disks can be copied, ends
     /// (`quit`), or is asleep (`sleep`) until `resume`: its process stays, and gives the guest's
     /// memory back to the host. A snapshot is of use only with the disks as they were: a disk file
-    /// that has changed since is refused: remove it before a machine that is asleep resumes. A
-    /// machine with a USB device of this host is not saved. With `within`, a snapshot that takes
-    /// longer fails, and the machine continues. In JSON, two open files for `machine.json` and
-    /// `memory` are passed in this order.
+    /// that has changed since is refused. Remove the folder before a machine that is asleep
+    /// resumes. A machine with a USB device of this host is not saved. With `within`, a snapshot
+    /// that takes longer fails, and the machine continues. In JSON, two open files for
+    /// `machine.json` and `memory` are passed in this order.
     "snapshot" "DIR [then resume|pause|quit|sleep] [within SECONDS]" Snapshot {
         dir: PathBuf; then: Then, within: u16
     },
