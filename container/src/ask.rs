@@ -147,7 +147,7 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
         pod.within(Some(left))?;
         let answer = pod.ask(&Question::Off);
         let off = match answer {
-            Ok(answer) => answer == b"true",
+            Ok(answer) => answer != b"null",
             Err(refused) if refused.is::<Failure>() => return Err(refused),
             // If the pod is gone, so is its machine. If it is late, the machine may still run.
             Err(_) => start.elapsed() < wait,

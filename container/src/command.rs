@@ -367,6 +367,9 @@ fn seal(words: &[String]) -> anyhow::Result<u8> {
             }
         };
     }
+    if options.as_it_is && options.unattend.is_some() {
+        return Err(usage("seal takes --as-it-is or --unattend FILE, not both"));
+    }
     let tell = |line: &str| {
         writeln!(std::io::stderr(), "{line}").ok();
     };

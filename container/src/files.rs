@@ -4,9 +4,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::bail;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
@@ -33,24 +35,66 @@ fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<
 
 /// Opens what has this path below a folder. Follows no link, and never blocks.
 pub fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
+    let (folder, name) = walk(folder, path)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match openat(&folder, name, flags, Mode::empty()) {
+        Err(Errno::LOOP) => bail!("it is a symbolic link, which is not followed"),
+        opened => Ok(opened?.into()),
+    }
+}
+
+/// Opens the folder of a path below a folder. A link on the way fails with `ENOTDIR`.
+fn walk<'a>(folder: &Path, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+    let wrong = |why| io::Error::new(ErrorKind::InvalidInput, why);
     let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut folder = openat(CWD, folder, way, Mode::empty())?;
     let mut parts = path.components().peekable();
     while let Some(part) = parts.next() {
-        let Component::Normal(name) = part else { bail!("`..` is not allowed in the path") };
-        let last = parts.peek().is_none();
-        let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let flags = if last { file } else { way } | OFlags::NOFOLLOW;
-        folder = match openat(&folder, name, flags, Mode::empty()) {
-            // `O_DIRECTORY | O_NOFOLLOW` on a link in the middle fails with `ENOTDIR` instead.
-            Err(Errno::LOOP) => bail!("it is a symbolic link, which is not followed"),
-            opened => opened?,
+        let Component::Normal(name) = part else {
+            return Err(wrong("`..` is not allowed in the path"));
         };
-        if last {
-            return Ok(folder.into());
+        if parts.peek().is_none() {
+            return Ok((folder, name));
         }
+        folder = openat(&folder, name, way | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    bail!("it is not a regular file")
+    Err(wrong("it is not a regular file"))
+}
+
+/// A path whose folder is open: it stays the same when others replace a folder by a link.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    _folder: OwnedFd,
+}
+
+impl Held {
+    /// Holds a path below a folder. Follows no link on the way; its last part may be anything.
+    pub fn new(folder: &Path, path: &Path) -> io::Result<Self> {
+        let (folder, name) = walk(folder, path)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+        Ok(Self { path, _folder: folder })
+    }
+}
+
+impl Deref for Held {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for Held {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Opens a folder. Does not follow a link.
+pub fn open_folder(path: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 /// Checks that this is a file or a block device.
@@ -184,6 +228,27 @@ mod test {
         let count = all();
         write(&place("made"), |_| Err(ErrorKind::StorageFull.into())).unwrap_err();
         assert_eq!((all(), read(&place("made")).unwrap().as_str()), (count, "new"));
+    }
+
+    #[test]
+    fn a_held_path_stays_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        for name in ["ours", "theirs"] {
+            fs::create_dir(place(name)).unwrap();
+        }
+        let hold = |path: &str| Held::new(folder.path(), Path::new(path));
+        let held = hold("ours/file").unwrap();
+        fs::rename(place("ours"), place("moved")).unwrap();
+        symlink(place("theirs"), place("ours")).unwrap();
+        write(&held, |file| file.write_all(b"new")).unwrap();
+        assert_eq!(read(&place("moved/file")).unwrap(), "new");
+        assert_eq!(fs::read_dir(place("theirs")).unwrap().count(), 0);
+        assert_eq!(hold("ours/file").unwrap_err().kind(), ErrorKind::NotADirectory);
+        assert!(open_folder(&place("ours")).is_err() && open_folder(&place("moved")).is_ok());
+        for path in ["../file", "theirs/../../file", "", "/file"] {
+            assert_eq!(hold(path).unwrap_err().kind(), ErrorKind::InvalidInput, "{path}");
+        }
     }
 
     #[test]

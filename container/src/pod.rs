@@ -72,7 +72,7 @@ use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::snapshots::{self, Shelf, restore};
 use crate::source::Source;
-use crate::status::SIGNALS;
+use crate::status::{SIGNALS, Status};
 use crate::story::{Phase, Story, log_layer};
 use crate::suspended;
 use crate::web::{self, WebState};
@@ -216,7 +216,8 @@ async fn run_to_end(
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
         tracing::info!("{SHUT_DOWN}");
     }
-    end_notice.send(END_NOTICE_TIMEOUT).await;
+    let ended = status.as_ref().map_or_else(|error| Status::of(error).code(), |status| *status);
+    end_notice.send(ended, END_NOTICE_TIMEOUT).await;
     status
 }
 
@@ -305,6 +306,8 @@ impl Pod {
     fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
         let Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer } =
             outside;
+        // Fetching may have taken hours.
+        snapshots::check(&Shelf::new(&plan.input.settings, Path::new("/")))?;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         Ok(Self {
@@ -362,6 +365,8 @@ impl Pod {
         // The process has inherited them.
         drop(mem::take(&mut parts.unnamed));
         child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
+        // The machine locks the disks now, and later the pod may have no right to look.
+        snapshots::check(&Shelf::new(settings, Path::new("/")))?;
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
         // Keep the lock until the process exists: from then on `watch` handles signals.
@@ -408,6 +413,7 @@ impl Pod {
         let foreign = |found: fs::Metadata| found.uid() != us.as_raw();
         let foreign = fs::metadata(folder).is_ok_and(foreign);
         let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
+        let marks = marks && !settings.disk.ephemeral;
         rights.set(Capabilities::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
     }

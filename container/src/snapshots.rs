@@ -28,8 +28,9 @@ use serde::{Deserialize, Serialize};
 
 use self::manifest::Manifest;
 use crate::disks::{MAX_DISKS, below};
-use crate::files;
+use crate::files::{self, Held};
 use crate::settings::Settings;
+use crate::status::{Failure, Status};
 
 const LOCK: &str = ".lock";
 const PART: &str = ".part-";
@@ -121,17 +122,37 @@ impl<'a> Shelf<'a> {
         self.make(&folder).with_context(|| folder.display().to_string())
     }
 
+    /// Holds a path on one of the volumes.
+    fn hold(&self, path: &Path) -> io::Result<Held> {
+        for volume in (0..MAX_DISKS).map(|number| self.volume(number)) {
+            if let Ok(rest) = path.strip_prefix(&volume) {
+                return Held::new(&volume, rest);
+            }
+        }
+        Err(ErrorKind::InvalidInput.into())
+    }
+
+    /// Opens a file of a snapshot.
+    fn open(&self, number: usize, path: &Path) -> anyhow::Result<File> {
+        let (volume, path) = (self.volume(number), self.folder(number).join(path));
+        files::open_within(&volume, path.strip_prefix(&volume)?)
+    }
+
     fn make(&self, folder: &Path) -> anyhow::Result<()> {
-        match DirBuilder::new().mode(0o700).create(folder) {
+        let folder = self.hold(folder)?;
+        match DirBuilder::new().mode(0o700).create(&folder) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        let name = folder.file_name().context("a path without a name")?;
-        let open = files::open_within(folder.parent().context("a path alone")?, Path::new(name))?;
-        ensure!(open.metadata()?.is_dir(), "it is not a folder: remove it");
-        open.set_permissions(Permissions::from_mode(0o700))?;
+        ensure!(is_folder(&folder)?, "it is not a folder: remove it");
+        let open = files::open_folder(&folder)?;
+        if open.metadata()?.mode() & 0o777 != 0o700 {
+            // Root may lack the right to change the mode of another's.
+            fchown(&open, Some(rustix::process::geteuid().as_raw()), None).ok();
+            open.set_permissions(Permissions::from_mode(0o700))?;
+        }
         self.give(&open)?;
-        files::sync_folder(folder);
+        files::sync_folder(&folder);
         Ok(())
     }
 
@@ -149,7 +170,8 @@ impl<'a> Shelf<'a> {
         self.make_folder(0)?;
         let path = self.folder(0).join(LOCK);
         let mut options = File::options();
-        let file = files::open_itself(&path, options.write(true).create(true).truncate(false));
+        let options = options.write(true).create(true).truncate(false);
+        let file = self.hold(&path).and_then(|held| files::open_itself(&held, options));
         let file = file.with_context(|| path.display().to_string())?;
         self.give(&file)?;
         lock::exclusive(&file, &path).context("another snapshot is being taken or restored")?;
@@ -158,9 +180,8 @@ impl<'a> Shelf<'a> {
 
     /// The snapshots, sorted by name.
     pub fn list(&self) -> anyhow::Result<Vec<Listed>> {
-        let folder = self.folder(0);
         let mut names = Vec::new();
-        for entry in entries(&folder)? {
+        for entry in entries(self)? {
             names.extend(entry.and_then(|text| Name::read(&text).ok()));
         }
         names.sort();
@@ -169,11 +190,13 @@ impl<'a> Shelf<'a> {
     }
 
     fn look(&self, name: Name) -> Listed {
-        let read = Manifest::of(&self.folder(0), &name).and_then(|manifest| {
+        let read = || {
+            let held = self.hold(&self.of(0, &name))?;
+            let manifest = Manifest::of(held.parent().unwrap_or(&held), &name)?;
             let taken = self.taken(&manifest)?;
-            Ok((manifest, taken))
-        });
-        match read {
+            anyhow::Ok((manifest, taken))
+        };
+        match read() {
             Ok((manifest, taken)) => Listed { name, manifest: Ok(manifest), taken },
             Err(error) => Listed { name, manifest: Err(format!("{error:#}")), taken: 0 },
         }
@@ -184,7 +207,7 @@ impl<'a> Shelf<'a> {
         let mut taken = 0;
         for entry in manifest.files.iter().chain(&manifest.memory) {
             let path = Path::new(manifest.name.as_str()).join(&entry.file);
-            let open = files::open_within(&self.folder(entry.volume), &path);
+            let open = self.open(entry.volume, &path);
             let found = open.with_context(|| entry.file.clone())?.metadata()?;
             let whole = found.is_file() && found.len() == entry.bytes;
             ensure!(whole, "{} does not have {} bytes", entry.file, entry.bytes);
@@ -195,7 +218,7 @@ impl<'a> Shelf<'a> {
 
     /// The snapshot of this name, whole.
     pub fn find(&self, name: &Name) -> anyhow::Result<Manifest> {
-        let known = is_folder(&self.of(0, name))?;
+        let known = is_there(self, &self.of(0, name))?;
         ensure!(known, "there is no snapshot {}: `transom snapshot list` shows all", name.as_str());
         let manifest = self.look(name.clone()).manifest;
         manifest.map_err(|why| anyhow::anyhow!("the snapshot {} is damaged: {why}", name.as_str()))
@@ -205,19 +228,27 @@ impl<'a> Shelf<'a> {
         let _lock = self.lock()?;
         self.clean()?;
         ensure!(
-            is_folder(&self.of(0, name))?,
+            is_there(self, &self.of(0, name))?,
             "there is no snapshot {}: `transom snapshot list` shows all",
             name.as_str()
         );
-        let part = self.part(0, name);
-        fs::rename(self.of(0, name), &part).with_context(|| part.display().to_string())?;
-        files::sync_folder(&part);
+        self.rename(&self.of(0, name), &self.part(0, name))?;
         self.discard(name)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
+        let rename = || {
+            let (from, to) = (self.hold(from)?, self.hold(to)?);
+            fs::rename(&from, &to)?;
+            files::sync_folder(&to);
+            io::Result::Ok(())
+        };
+        rename().with_context(|| to.display().to_string())
     }
 
     /// Removes what is unfinished, except a restore that must be finished. The caller has the lock.
     pub fn clean(&self) -> anyhow::Result<()> {
-        for entry in entries(&self.folder(0))? {
+        for entry in entries(self)? {
             let name = entry.and_then(|text| Name::read(text.strip_prefix(PART)?).ok());
             if let Some(name) = name {
                 self.discard(&name)?;
@@ -226,7 +257,7 @@ impl<'a> Shelf<'a> {
         if restore::journal(self)?.is_none() {
             for number in 0..MAX_DISKS {
                 for folder in [STAGED, REPLACED] {
-                    remove(&self.folder(number), folder)?;
+                    remove(self, &self.folder(number).join(folder))?;
                 }
             }
         }
@@ -235,15 +266,31 @@ impl<'a> Shelf<'a> {
 
     /// Removes an unfinished snapshot: from the first volume last.
     fn discard(&self, name: &Name) -> anyhow::Result<()> {
-        let is_whole = is_folder(&self.of(0, name))?;
+        let is_whole = is_there(self, &self.of(0, name))?;
         for number in (0..MAX_DISKS).rev() {
-            remove(&self.folder(number), &format!("{PART}{}", name.as_str()))?;
+            remove(self, &self.part(number, name))?;
             if number > 0 && !is_whole {
-                remove(&self.folder(number), name.as_str())?;
+                remove(self, &self.of(number, name))?;
             }
         }
         Ok(())
     }
+}
+
+/// `None` if there is no such file, or no folder for it.
+fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
+}
+
+/// Whether a volume has this folder, without a link in its path.
+fn is_there(shelf: &Shelf, folder: &Path) -> anyhow::Result<bool> {
+    let held = if_there(shelf.hold(folder)).with_context(|| folder.display().to_string())?;
+    held.map_or(Ok(false), |held| is_folder(&held))
 }
 
 /// Whether this is a folder, and no link to one.
@@ -258,7 +305,7 @@ fn is_folder(path: &Path) -> anyhow::Result<bool> {
 }
 
 /// Whether a file, or a link, has this name.
-fn exists(path: &Path) -> io::Result<bool> {
+fn exists(path: impl AsRef<Path>) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
@@ -268,22 +315,22 @@ fn exists(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Names in a folder. There are none if it is no folder.
-fn entries(folder: &Path) -> anyhow::Result<Vec<Option<String>>> {
-    if !is_folder(folder)? {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+/// Names in the folder on the first volume. There are none if it is no folder.
+fn entries(shelf: &Shelf) -> anyhow::Result<Vec<Option<String>>> {
+    let folder = shelf.folder(0);
+    let read = || {
+        let Some(held) = if_there(shelf.hold(&folder.join(LOCK)))? else { return Ok(None) };
+        fs::read_dir(held.parent().unwrap_or(&held)).map(Some)
+    };
+    let entries = read().with_context(|| folder.display().to_string())?.into_iter().flatten();
     Ok(entries.flatten().map(|entry| entry.file_name().into_string().ok()).collect())
 }
 
 /// Removes a folder in one of ours, with all that is in it. Links in it are not followed.
-fn remove(folder: &Path, name: &str) -> anyhow::Result<()> {
-    if !is_folder(folder)? {
-        return Ok(());
-    }
-    let path = folder.join(name);
-    match fs::remove_dir_all(&path) {
+fn remove(shelf: &Shelf, path: &Path) -> anyhow::Result<()> {
+    let held = if_there(shelf.hold(path)).with_context(|| path.display().to_string())?;
+    let Some(held) = held else { return Ok(()) };
+    match fs::remove_dir_all(&held) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotADirectory => {
             bail!("{}: remove it", path.display())
@@ -295,7 +342,7 @@ fn remove(folder: &Path, name: &str) -> anyhow::Result<()> {
 /// Finishes a restore that was interrupted, and removes unfinished snapshots, before the pod looks
 /// at the volume. Only the first must succeed.
 pub fn recover(shelf: &Shelf) -> anyhow::Result<()> {
-    let restores = restore::journal(shelf)?.is_some();
+    let Some(restores) = restores(shelf)? else { return Ok(()) };
     match tidy(shelf, restores) {
         Err(error) if !restores => {
             tracing::warn!("the rest of an interrupted snapshot is not removed: {error:#}");
@@ -305,9 +352,30 @@ pub fn recover(shelf: &Shelf) -> anyhow::Result<()> {
     }
 }
 
+/// Fails if a restore has begun in another container since [`recover`]: the disks may be those of
+/// two machines.
+pub fn check(shelf: &Shelf) -> anyhow::Result<()> {
+    if restores(shelf)? != Some(true) {
+        return Ok(());
+    }
+    let sentence = "a restore of a snapshot has begun in another container since this start began: \
+                    start again, which finishes the restore";
+    Err(Failure::new(Status::State, sentence))
+}
+
+/// Whether a restore must be finished. `None` for a volume that the pod may not enter, which the
+/// plan reports.
+fn restores(shelf: &Shelf) -> anyhow::Result<Option<bool>> {
+    let denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
+    match restore::journal(shelf) {
+        Err(error) if error.downcast_ref().is_some_and(denied) => Ok(None),
+        found => Ok(Some(found?.is_some())),
+    }
+}
+
 fn tidy(shelf: &Shelf, restores: bool) -> anyhow::Result<()> {
     let left = |name: &String| name.starts_with(PART) || [STAGED, REPLACED].contains(&&**name);
-    if !restores && !entries(&shelf.folder(0))?.iter().flatten().any(left) {
+    if !restores && !entries(shelf)?.iter().flatten().any(left) {
         return Ok(());
     }
     let _lock = match shelf.lock() {

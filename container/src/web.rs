@@ -193,7 +193,8 @@ impl Stage for WebState {
 
     fn serve(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            doze::wake().await;
+            // A viewer of a machine that does not wake sees its last picture.
+            doze::wake().await.ok();
             let mut machine = match UnixStream::connect(self.runtime_folder.screen()).await {
                 Ok(machine) => machine,
                 Err(error) => {

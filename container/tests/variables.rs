@@ -101,6 +101,8 @@ const CASES: &[Case] = cases! {
     "DISK_OPTIONS" "write-cache=on" => "DISK_CACHE";
     "DISK_NAME" "system" => "system" not "../system";
     "DISK_OFFSET" "3" => "PCI";
+    "BASE" "/base" => "/base" not "base";
+    "EPHEMERAL" "1" => "Y" not "x";
     "DISK_DISABLE" "Y" => "Y" not "x";
     "ALLOCATE" "1" => "Y" not "x";
     "NETWORK" "passt" => "user" not "bridge";
@@ -365,7 +367,7 @@ fn an_empty_value_is_none() {
 const KEEP_CASE: &[&str] = &[
     "COMMAND", "USERNAME", "DOMAIN", "DOMAIN_OU", "WORKGROUP", "HOST", "APP", "TZ", "container",
     "DRIVERS", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "STORAGE", "DISK_NAME",
-    "DEVICE", "DEVICE2", "DEVICE3", "DEVICE4", "DEVICE5", "DEVICE6", "DEV", "TAP",
+    "BASE", "DEVICE", "DEVICE2", "DEVICE3", "DEVICE4", "DEVICE5", "DEVICE6", "DEV", "TAP",
     "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS", "MONITOR", "QMP",
 ];
 

@@ -15,7 +15,7 @@ use transom_tests::say;
 
 use super::pod::{BOOT, DiskOf, Pod, Profile};
 use super::town::Town;
-use super::{BUDGET, RESTRICTED, agent};
+use super::{BUDGET, RESTRICTED, agent, idle};
 
 /// Statuses of the pod's errors.
 const DISK: i32 = 73;
@@ -32,7 +32,14 @@ const KEEPS: Profile = Profile {
     name: "keeps",
     last: 13,
     disk: DiskOf::Base,
-    words: &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=blk", "BASE=/base"],
+    words: &[
+        "NETWORK=user",
+        "HOST=ADA",
+        "USER_PORTS=2222",
+        "DISK_TYPE=blk",
+        "BASE=/base",
+        idle::IDLE,
+    ],
     ..RESTRICTED
 };
 const PASSES: Profile = Profile {
@@ -82,6 +89,7 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
     reads(&town, &keeps, KEEPS.name)?;
     let again = keeps.guest(&town, IDENTITY)?;
     ensure!(again == identity, "{identity}, then {again}");
+    idle::serves_first_connections(&town, &mut keeps, "ADA").with_context(|| keeps.log())?;
     stops(&mut keeps)?;
     ensure!(checksum(&fs::read(&base)?)? == before, "the base has changed");
     // Another base would mix two systems.

@@ -175,9 +175,10 @@ fn no_thread_keeps_any_right() {
     if landlock {
         assert_eq!(held["landlock"]["files"], true, "{held}");
     }
-    // Its own files, the list of its own pages, and devices that it inherited.
-    let pages = format!("/proc/{}/pagemap", it.machine.pid().as_raw_nonzero());
-    let own = [pages.into(), it.path("disk"), it.path("media/first.iso")];
+    // Its own files, its own transfers and pages, and devices that it inherited.
+    let [transfers, pages] = ["io", "pagemap"]
+        .map(|name| format!("/proc/{}/{name}", it.machine.pid().as_raw_nonzero()).into());
+    let own = [transfers, pages, it.path("disk"), it.path("media/first.iso")];
     let others = it.files().into_iter().filter(|path| !path.starts_with("/dev"));
     assert_eq!(others.collect::<Vec<_>>(), own);
     let devices = it.files().into_iter().filter(|path| path.starts_with("/dev"));

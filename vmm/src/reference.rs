@@ -133,6 +133,7 @@ fn word(of: &str) -> String {
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
         "Changes" => "on|off|PATCHES".into(),
+        "BackingFile" => "on|off|FILE".into(),
         "Direct" | "Mode" => "auto|on|off".into(),
         "Rate" => "high|super".into(),
         "Resolution" => "WIDTHxHEIGHT".into(),

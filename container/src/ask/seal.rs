@@ -64,9 +64,11 @@ pub fn run(
     options: &Options,
     mut tell: impl FnMut(&str),
 ) -> anyhow::Result<()> {
-    let end = Instant::now() + options.wait;
+    let late = || Failure::new(Status::Usage, "--wait: it is too long");
+    let end = Instant::now().checked_add(options.wait).ok_or_else(late)?;
     let mark = check(settings, Path::new("/"))?;
     let mut pod = Pod::find()?;
+    pod.ask(&Question::Wake)?;
     if !options.as_it_is {
         let state: Value = serde_json::from_slice(&pod.ask(&Question::State)?)?;
         let Some(system) = state["agent"]["system"].as_str() else {
@@ -76,25 +78,31 @@ pub fn run(
             return Err(Failure::new(Status::Agent, sentence));
         };
         tell(&format!("{system} gives up its identity…"));
-        match system.contains("Windows") {
-            true => forget_windows(options, end)?,
-            false => succeed("sh", &["-c", FORGET], end)?,
+        match (system.contains("Windows"), &options.unattend) {
+            (true, _) => forget_windows(options, end)?,
+            (false, None) => succeed("sh", &["-c", FORGET], end)?,
+            (false, Some(_)) => {
+                let sentence = format!("--unattend is for Windows, not for {system}: leave it out");
+                return Err(Failure::new(Status::Usage, sentence));
+            }
         }
     }
     tell("the guest shuts down…");
     pod.ask(&Question::Shutdown { wait: true })?;
-    loop {
+    let status = loop {
         let left = end.saturating_duration_since(Instant::now());
         ensure!(!left.is_zero(), "the guest is not off after {} s", options.wait.as_secs());
         pod.within(Some(left))?;
-        if pod.ask(&Question::Off)? == b"true" {
-            break;
+        let answer: Option<u8> = serde_json::from_slice(&pod.ask(&Question::Off)?)?;
+        if let Some(status) = answer {
+            break status;
         }
-    }
+    };
     // The pod waits until this connection ends.
-    let state: Value = serde_json::from_slice(&pod.ask(&Question::State)?)?;
-    let clean = state["pod"]["phase"] == "running";
-    ensure!(clean, "the machine was stopped before its guest was off: start it, and seal it again");
+    ensure!(
+        status == 0,
+        "the machine ended (status {status}) before its guest was off: start it, and seal it again"
+    );
     write(&mark).with_context(|| mark.display().to_string())
 }
 
@@ -104,13 +112,18 @@ fn check(settings: &Settings, root: &Path) -> anyhow::Result<PathBuf> {
     if settings.disk.ephemeral {
         return refuse("EPHEMERAL=Y throws away what its guest writes");
     }
+    if (1..disks::MAX_DISKS)
+        .any(|number| matches!(disks::find(number, settings, root), Ok(Some(_))))
+    {
+        return refuse("it has further disks, and others would get only the first");
+    }
     match disks::find(0, settings, root)? {
         Some(found) if !found.own => refuse("its disk is not a file on the volume"),
         Some(found) if found.disk.base.is_some() => refuse(
             "its disk has only the changes to BASE: copy it with `qemu-img convert`, and \
                     seal the copy",
         ),
-        Some(_) => Ok(original::seal(settings, root)),
+        Some(_) => Ok(original::mark(settings, root)),
         None => refuse("it has no disk"),
     }
 }

@@ -49,14 +49,14 @@ pub fn folder(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf
 }
 
 /// The file that marks the pod's own volume as sealed.
-pub fn seal(settings: &Settings, root: &Path) -> PathBuf {
+pub fn mark(settings: &Settings, root: &Path) -> PathBuf {
     let name = format!("{}.{SEALED}", settings.pod.process());
     below(root, &settings.storage.folder).join(name)
 }
 
 /// Fails if the pod's own volume is sealed: its machine would change the disk of others.
 pub fn check_seal(settings: &Settings, root: &Path) -> anyhow::Result<()> {
-    let mark = seal(settings, root);
+    let mark = mark(settings, root);
     if settings.disk.ephemeral || settings.storage.base.is_some() || !mark.exists() {
         return Ok(());
     }
@@ -97,6 +97,16 @@ pub fn refusal(base: &Disk, disk: &Path, what: &str) -> anyhow::Error {
     let (base, disk) = (base.path.show(), quote(&disk.to_string_lossy()));
     let out = "leave BASE out, or take that disk away";
     Failure::new(Status::Disk, format!("BASE={base}: the disk {disk} {what}: {out}"))
+}
+
+/// The error about a disk with the changes to the base, which an ephemeral machine would not use.
+pub fn unused(base: &Disk, disk: &Path) -> anyhow::Error {
+    let (base, disk) = (base.path.show(), quote(&disk.to_string_lossy()));
+    let sentence = format!(
+        "EPHEMERAL=Y starts from BASE={base}, and would not use the disk {disk}: leave EPHEMERAL \
+         out, or take that disk away"
+    );
+    Failure::new(Status::Disk, sentence)
 }
 
 /// Checks the record of the base that a disk is over: another one would mix two systems. `None` if
@@ -232,7 +242,7 @@ mod test {
         let (root, mut settings) = root();
         settings.storage.base = None;
         check_seal(&settings, root.path()).unwrap();
-        fs::write(seal(&settings, root.path()), "one").unwrap();
+        fs::write(mark(&settings, root.path()), "one").unwrap();
         let error = check_seal(&settings, root.path()).unwrap_err();
         assert_eq!(Status::of(&error), Status::State);
         settings.disk.ephemeral = true;

@@ -4,6 +4,7 @@
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -35,7 +36,7 @@ static DOZE: LazyLock<Doze> = LazyLock::new(Doze::default);
 static REPORT: Mutex<Option<Report>> = Mutex::new(None);
 
 impl Doze {
-    async fn wake(&self) {
+    async fn wake(&self) -> anyhow::Result<()> {
         *self.needed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.stage.send_if_modified(|stage| {
             let asleep = matches!(stage, Stage::Falling | Stage::Asleep);
@@ -44,7 +45,8 @@ impl Doze {
             }
             asleep
         });
-        timeout(WAKE_TIMEOUT, self.reaches(Stage::Awake)).await.ok();
+        let awake = timeout(WAKE_TIMEOUT, self.reaches(Stage::Awake)).await;
+        awake.context("the machine is asleep, and does not wake: see the log")
     }
 
     async fn reaches(&self, wanted: Stage) {
@@ -65,8 +67,8 @@ impl Doze {
 }
 
 /// Notes that somebody needs the machine, and waits until it is awake, if it is asleep.
-pub async fn wake() {
-    DOZE.wake().await;
+pub async fn wake() -> anyhow::Result<()> {
+    DOZE.wake().await
 }
 
 /// Waits until the machine is awake, without waking it.
@@ -176,11 +178,11 @@ mod test {
     #[tokio::test]
     async fn a_machine_that_is_needed_while_it_falls_asleep_wakes() {
         let doze = std::sync::Arc::new(Doze::default());
-        doze.wake().await;
+        doze.wake().await.unwrap();
         assert!(doze.needed.lock().unwrap().is_some());
         doze.stage.send_replace(Stage::Falling);
         let sleeper = doze.clone();
-        let waits = tokio::spawn(async move { sleeper.wake().await });
+        let waits = tokio::spawn(async move { sleeper.wake().await.unwrap() });
         doze.reaches(Stage::Waking).await;
         assert!(!doze.change(Stage::Falling, Stage::Asleep), "somebody needs it");
         assert!(!waits.is_finished());

@@ -82,11 +82,12 @@ impl Freezer {
 
     /// Returns when the machine stands still. It goes on after `limit` at the latest.
     pub async fn hold(&self, freeze: bool, limit: Duration) -> anyhow::Result<Hold> {
+        // A machine that falls asleep has the turn.
+        doze::wake().await?;
         let turn = timeout(TURN_TIMEOUT, self.turn.clone().acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok);
         let turn = turn.context("another snapshot is being taken, or its guest being thawed")?;
         ensure!(!*self.ends.borrow(), "the pod is being stopped");
-        doze::wake().await;
         let status = machine_client::ask(&self.control, Command::Status).await?;
         let state = status["state"].as_str().unwrap_or("unknown");
         ensure!(state == "running", "the machine is {state}: resume it first");
@@ -105,11 +106,14 @@ impl Freezer {
     }
 
     /// Ends a hold, and permits no other. Waits for the guest to be thawed, at most this long.
-    pub async fn end(&self, patience: Duration) {
+    /// Returns whether it is.
+    pub async fn end(&self, patience: Duration) -> bool {
         self.ends.send_replace(true);
-        if timeout(patience, self.turn.acquire()).await.is_err() {
+        let thawed = timeout(patience, self.turn.acquire()).await.is_ok();
+        if !thawed {
             tracing::warn!("the guest's agent does not answer: its file systems may be frozen");
         }
+        thawed
     }
 
     /// Asks the agent to freeze the file systems. The error is the reason why none is frozen.

@@ -38,8 +38,9 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(5);
 const CHECKS: u32 = 20;
 /// The shortest time until a machine that could not sleep is tried again.
 const RETRY: Duration = Duration::from_secs(600);
-/// Pause after the machine could not be woken, or does not answer.
+/// Pause after the machine did not answer, and after it could not be woken.
 const PAUSE: Duration = Duration::from_secs(1);
+const WAKE_PAUSE: Duration = Duration::from_secs(5);
 /// The kernel's unit of processor times in /proc (USER_HZ), the same on all hosts.
 const TICKS: u64 = 100;
 
@@ -107,6 +108,21 @@ pub(super) enum Event {
     Sleep,
     /// With the reason.
     Wake(&'static str),
+}
+
+/// The start and the end of the last change. Signals waited meanwhile.
+#[derive(Default)]
+pub(super) struct Dozed(Option<(Instant, Instant)>);
+
+/// A signal that waited is taken within this time.
+const SIGNAL_TIME: Duration = Duration::from_millis(200);
+
+impl Dozed {
+    /// The longest time that a signal has waited which is taken now.
+    pub(super) fn hid(&self) -> Duration {
+        let last = self.0.filter(|(_, end)| end.elapsed() < SIGNAL_TIME);
+        last.map_or(Duration::ZERO, |(start, end)| end - start)
+    }
 }
 
 /// Watches whether the machine is needed.
@@ -232,8 +248,9 @@ fn used(text: &str) -> Option<Duration> {
 
 impl Pod {
     /// Lets the machine sleep, or wakes it.
-    pub(super) async fn doze(&self, event: Event, child: &Child, idle: &mut Option<Idle>) {
-        let Some(idle) = idle else { return };
+    pub(super) async fn doze(&self, event: Event, child: &Child, idle: &mut Option<Idle>) -> Dozed {
+        let start = Instant::now();
+        let Some(idle) = idle else { return Dozed::default() };
         match event {
             Event::Sleep => self.fall_asleep(child, idle).await,
             Event::Wake(why) => self.wake_up(child, why).await,
@@ -243,6 +260,7 @@ impl Pod {
         if !doze::is_asleep() {
             idle.next = idle.next.max(Instant::now() + interval(idle.limit));
         }
+        Dozed(Some((start, Instant::now())))
     }
 
     async fn fall_asleep(&self, child: &Child, idle: &mut Idle) {
@@ -266,6 +284,9 @@ impl Pod {
                 self.story.warn(&format!(
                     "{app} stays awake: {why:#}. It is tried again in {minutes} min"
                 ));
+                let (limit, since) = (idle.limit, idle.rule.since());
+                let obstacle = Some(format!("{why:#}"));
+                doze::report(Report { limit, since, measures: Vec::new(), obstacle });
                 // The machine may have been saved before its client failed.
                 self.go_on(child).await;
                 idle.next = Instant::now() + pause;
@@ -302,7 +323,7 @@ impl Pod {
             Err(error) => {
                 tracing::warn!("{} does not wake: {error:#}", self.plan.name());
                 doze::set(Stage::Waking);
-                sleep(PAUSE).await;
+                sleep(WAKE_PAUSE).await;
                 false
             }
         }

@@ -54,7 +54,8 @@ pub enum Question {
         #[serde(default)]
         wait: bool,
     },
-    /// Whether the machine is off. Waits for that, up to [`MAX_WAIT`].
+    /// The exit status of the pod, if the machine is off, or else `null`. Waits for that, up to
+    /// [`MAX_WAIT`].
     Off,
     /// The answer is the program's process ID in the guest.
     Start {
@@ -91,6 +92,8 @@ pub enum Question {
     },
     /// The answer is an [`Outcome`](super::freeze::Outcome).
     Release,
+    /// The answer comes when the machine is awake.
+    Wake,
 }
 
 impl Question {
@@ -103,6 +106,7 @@ impl Question {
                 | Self::Shutdown { .. }
                 | Self::AttachUsb { .. }
                 | Self::DetachUsb { .. }
+                | Self::Wake
         )
     }
 
@@ -217,21 +221,22 @@ async fn end_hold(hold: Option<Hold>) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Waits until the machine is off, up to [`MAX_WAIT`].
-async fn is_off(off: &mut watch::Receiver<bool>) -> anyhow::Result<Vec<u8>> {
-    let is_off = timeout(MAX_WAIT, off.wait_for(|off| *off)).await.is_ok();
-    Ok(serde_json::to_vec(&is_off)?)
+async fn is_off(off: &mut watch::Receiver<Option<u8>>) -> anyhow::Result<Vec<u8>> {
+    let status = timeout(MAX_WAIT, off.wait_for(Option::is_some)).await;
+    let status = status.ok().and_then(Result::ok).and_then(|status| *status);
+    Ok(serde_json::to_vec(&status)?)
 }
 
 /// Lines after this number. Waits until there are some or the machine is off, up to [`MAX_WAIT`].
 async fn wait_for_lines(
     web: &WebState,
     after: u64,
-    off: &mut watch::Receiver<bool>,
+    off: &mut watch::Receiver<Option<u8>>,
 ) -> anyhow::Result<Vec<u8>> {
     let mut scene = web.story.scene();
     let last = tokio::select! {
         biased;
-        _ = off.wait_for(|off| *off) => true,
+        _ = off.wait_for(Option::is_some) => true,
         _ = timeout(MAX_WAIT, scene.wait_for(|it| it.lines > after)) => false,
     };
     let (lines, count) = web.story.lines(after);
@@ -240,12 +245,13 @@ async fn wait_for_lines(
 
 /// Reports the end of the machine to waiting clients before the pod ends.
 #[derive(Clone, Default)]
-pub struct EndNotice(Arc<watch::Sender<bool>>);
+pub struct EndNotice(Arc<watch::Sender<Option<u8>>>);
 
 impl EndNotice {
-    /// Reports that the machine is off, and waits until the clients disconnect, at most `patience`.
-    pub async fn send(&self, patience: Duration) {
-        self.0.send_replace(true);
+    /// Reports that the machine is off, with the pod's exit status, and waits until the clients
+    /// disconnect, at most `patience`.
+    pub async fn send(&self, status: u8, patience: Duration) {
+        self.0.send_replace(Some(status));
         timeout(patience, self.0.closed()).await.ok();
     }
 }
@@ -253,7 +259,7 @@ impl EndNotice {
 /// Returns the answer's JSON.
 async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
     if question.needs_guest() {
-        doze::wake().await;
+        doze::wake().await?;
     }
     let value = match question {
         Question::State => web.state().await,
@@ -269,9 +275,10 @@ async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
             serde_json::to_value(LogLines { lines, count, last: false })?
         }
         // Only a client that asks this itself gets another answer, in `serve`.
-        Question::Off => false.into(),
+        Question::Off => Value::Null,
         // These are for the connection, too.
         Question::Hold { .. } | Question::Release => Value::Null,
+        Question::Wake => Value::Null,
         Question::Shutdown { .. } => stop::ask(&web.control(), &web.agent).await?,
         Question::Start { program, words, input } => {
             let mut call = json!({ "path": program, "arg": words, "capture-output": true });

@@ -30,7 +30,7 @@ const GONE: &str = "the machine is gone";
 /// Wakes the machine first, if it is asleep and the command needs its guest.
 pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
     if needs_guest(&command) {
-        doze::wake().await;
+        doze::wake().await?;
     }
     ask_now(control, command).await
 }

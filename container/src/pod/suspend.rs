@@ -117,7 +117,8 @@ impl SuspendFolder {
             lchown(path, Some(us), None)?;
         }
         // Kubernetes gives the group of a volume access to everything in it.
-        fs::set_permissions(path, Permissions::from_mode(0o700))?;
+        let mode = Permissions::from_mode(0o700);
+        crate::files::open_folder(path)?.set_permissions(mode)?;
         let lock = path.join(LOCK_FILE);
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
@@ -136,7 +137,12 @@ impl SuspendFolder {
             let path = folder.path.join(name);
             let found = fs::symlink_metadata(&path).with_context(|| name.to_owned())?;
             ensure!(found.is_file(), "{name} is not a file");
-            fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            if found.uid() != us {
+                // `transom snapshot restore` gives them to the owner of the volume.
+                lchown(&path, Some(us), None).with_context(|| name.to_owned())?;
+            }
+            let file = crate::files::open_itself(&path, File::options().read(true))?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
             folder.continued_bytes.fetch_add(found.blocks() * 512, Ordering::Relaxed);
         }
         Ok(folder)
@@ -157,10 +163,13 @@ impl SuspendFolder {
     /// Removes the snapshot, before its guest runs: durably, because the disks change from then on.
     /// The machine that was restored from it has its files open.
     pub fn remove(&self) -> anyhow::Result<()> {
-        let path = self.path.join(files::MACHINE);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            other => other.with_context(|| path.display().to_string())?,
+        // The name of a snapshot that was not finished would be given to it at the next start.
+        for name in [files::UNFINISHED, files::MACHINE] {
+            let path = self.path.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                other => other.with_context(|| path.display().to_string())?,
+            }
         }
         let synced = File::open(&self.path).and_then(|folder| folder.sync_all());
         synced.with_context(|| self.path.display().to_string())?;

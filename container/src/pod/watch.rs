@@ -15,9 +15,9 @@ use super::balloon::Balloon;
 use super::boot_retry::BootRetry;
 use super::child::{BootEvents, Child};
 use super::console::{BootDevice, BootEvent};
-use super::doze;
+use super::doze::{self, Stage};
 use super::failure::{killed_error, nothing_boots_error};
-use super::idle::Idle;
+use super::idle::{Dozed, Idle};
 use super::stop::{self, Budget, Outcome, Signals};
 use super::suspend;
 use super::thread::run_in_thread;
@@ -49,6 +49,15 @@ enum Start {
     Ended(u8),
 }
 
+/// A request to stop the machine.
+struct Stop {
+    /// Whether the guest can be expected to react.
+    os_boots: bool,
+    balloon: Option<Balloon>,
+    /// How long ago it may have come.
+    late: Duration,
+}
+
 impl Pod {
     /// Watches the machine until it is off, or a signal ends it. Returns the exit status.
     pub(super) async fn watch(
@@ -73,12 +82,21 @@ impl Pod {
             self.story.enter(Phase::Running, "The probe runs");
         }
         let mut idle = Idle::start(self, &child);
+        let mut dozed = Dozed::default();
         let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
         let settings = &self.plan.input.settings.balloon;
         let mut balloon =
             Balloon::start(settings, self.plan.sizes.memory, &self.runtime_folder.control());
         loop {
             tokio::select! {
+                biased;
+                status = signals.next() => {
+                    drop(boot_retry);
+                    let (balloon, late) = (balloon.take(), dozed.hid());
+                    let stop = Stop { os_boots, balloon, late };
+                    self.stop(&mut child, stop, signals).await;
+                    return Ok(status);
+                }
                 ended = child.end() => return self.exit_status(ended?, child.last_error().await),
                 Some((event, last)) = events.recv() => {
                     let waits = boot_retry.handle(&event);
@@ -101,13 +119,8 @@ impl Pod {
                     started = true;
                     warn_of_no_boot();
                 }
-                event = Idle::next(&mut idle), if os_boots => {
-                    self.doze(event, &child, &mut idle).await;
-                }
-                status = signals.next() => {
-                    drop(boot_retry);
-                    self.stop(&mut child, os_boots, balloon.take(), signals).await;
-                    return Ok(status);
+                event = Idle::next(&mut idle), if os_boots || doze::is_asleep() => {
+                    dozed = self.doze(event, &child, &mut idle).await;
                 }
             }
         }
@@ -152,26 +165,26 @@ impl Pod {
     }
 
     /// Suspends the machine, or asks its guest to shut down, or switches it off.
-    async fn stop(
-        &self,
-        child: &mut Child,
-        os_boots: bool,
-        balloon: Option<Balloon>,
-        signals: &mut Signals,
-    ) {
+    async fn stop(&self, child: &mut Child, stop: Stop, signals: &mut Signals) {
+        let Stop { os_boots, balloon, late } = stop;
         let (app, pod) = (self.plan.name(), &self.plan.input.settings.pod);
+        let start = Instant::now();
         let mut budget = Budget::of(pod.timeout.0);
-        self.freezer.end(budget.off).await;
+        // Nobody would thaw the file systems of a guest that continues.
+        let thawed = self.freezer.end(budget.off).await;
         let mut asks = pod.shutdown != Shutdown::Off && os_boots;
-        let suspends = pod.shutdown == Shutdown::Suspend;
-        if doze::is_asleep() && suspends {
+        let suspends = pod.shutdown == Shutdown::Suspend && thawed;
+        // It is saved, and nothing has resumed it.
+        if doze::stage() == Stage::Asleep && suspends {
             self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
             stop::stop(child, budget, None, signals).await;
             return tracing::info!("{app} is suspended: the next start continues it");
         }
-        if doze::is_asleep() {
+        // After a failure there is a pause.
+        while doze::is_asleep() && late + start.elapsed() < budget.ask {
             self.wake_up(child, "it is to stop").await;
         }
+        budget.ask = budget.ask.saturating_sub(late + start.elapsed());
         if let (true, Some(folder)) = (asks, &self.suspend_folder)
             && suspends
         {

@@ -205,7 +205,8 @@ impl<'a> Part<'a> {
         for member in &part.set.members {
             let path = part.folder(member.volume).join(&member.file);
             let mut options = File::options();
-            let copy = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
+            let options = options.read(true).write(true).create_new(true).mode(0o600);
+            let copy = shelf.hold(&path).and_then(|held| options.open(held));
             part.copies.push(copy.with_context(|| path.display().to_string())?);
         }
         Ok(part)
@@ -282,17 +283,18 @@ impl<'a> Part<'a> {
         let manifest = Manifest { name, created, kind, files, memory, absent };
         let text = manifest.write()?;
         let path = self.folder(0).join(MANIFEST);
-        files::write(&path, |file| {
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            self.shelf.give(file)?;
-            std::io::Write::write_all(file, &text)
+        let held = self.shelf.hold(&path);
+        held.and_then(|held| {
+            files::write(&held, |file| {
+                file.set_permissions(Permissions::from_mode(0o600))?;
+                self.shelf.give(file)?;
+                std::io::Write::write_all(file, &text)
+            })
         })
         .with_context(|| path.display().to_string())?;
         // On the first volume last: with its name there, it exists.
         for number in self.volumes().into_iter().rev() {
-            let name = self.shelf.of(number, &self.name);
-            fs::rename(self.folder(number), &name).with_context(|| name.display().to_string())?;
-            files::sync_folder(&name);
+            self.shelf.rename(&self.folder(number), &self.shelf.of(number, &self.name))?;
         }
         self.finished = true;
         Ok(manifest)

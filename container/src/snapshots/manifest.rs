@@ -88,6 +88,8 @@ pub fn memory_files() -> [String; 2] {
 #[serde(deny_unknown_fields)]
 pub struct Journal {
     pub manifest: Manifest,
+    /// The disks before and after it. Any other one has been used since.
+    pub disks: Vec<Entry>,
     /// The new VM Generation ID.
     pub generation: String,
 }
@@ -217,7 +219,8 @@ mod test {
         let mut was = manifest(&[(0, "data.img"), (1, "data2.img")]);
         was.absent.push((0, "data.qcow2".into()));
         assert_eq!(Manifest::read(&was.write().unwrap()).unwrap(), was);
-        let journal = Journal { manifest: was, generation: "0".repeat(32) };
+        let disks = was.files.clone();
+        let journal = Journal { manifest: was, disks, generation: "0".repeat(32) };
         assert_eq!(Journal::read(&journal.write().unwrap()).unwrap(), journal);
     }
 

@@ -19,8 +19,8 @@ use vmm::control::snapshot::{MACHINE, MEMORY as CONTENTS, UNFINISHED};
 use super::copying::{self, Progress, check_room};
 use super::manifest::{Entry, Journal, Kind, Manifest, read};
 use super::set::{belongs, is_disk};
-use super::{Name, REPLACED, STAGED, Shelf, exists, remove};
-use crate::disks::original;
+use super::{Name, REPLACED, STAGED, Shelf, exists, if_there, remove};
+use crate::disks::{MAX_DISKS, original, own_files};
 use crate::files;
 use crate::status::{Failure, Status};
 use crate::suspended;
@@ -29,6 +29,8 @@ use crate::suspended;
 pub const GENERATION: &str = "generation";
 /// Extension of the journal.
 const JOURNAL: &str = "restoring";
+const OUT: &str =
+    "restore a backup of the volume, or remove the file to keep the disks as they are";
 
 /// An atomic change to the volume. Each of them may be made again after a kill.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,9 +76,10 @@ pub fn restore(shelf: Shelf, name: &Name, drop_suspended: bool) -> anyhow::Resul
     }
     // No machine may open the new files before all have their names.
     let _staged = staged?;
-    let journal = Journal { manifest, generation: Uuid::random()?.to_string() };
+    let disks = disks(&shelf)?;
+    let journal = Journal { manifest, disks, generation: Uuid::random()?.to_string() };
     write(&shelf, &journal_path(&shelf), &journal.write()?)?;
-    finish(&shelf)?;
+    complete(&shelf, &journal)?;
     Ok(journal.manifest)
 }
 
@@ -99,21 +102,36 @@ pub fn journal(shelf: &Shelf) -> anyhow::Result<Option<Journal>> {
         check(shelf, &journal.manifest)?;
         Ok(journal)
     });
-    let out = "restore a backup of the volume, or remove the file to keep the disks as they are";
-    let fail = |error| Failure::new(Status::State, format!("{}: {error:#}: {out}", path.display()));
+    let fail = |error| Failure::new(Status::State, format!("{}: {error:#}: {OUT}", path.display()));
     journal.map(Some).map_err(fail)
 }
 
-/// Finishes the restore that has begun, if there is one. The caller has the lock.
+/// Finishes the restore that has begun, if there is one, unless a machine uses or has used the
+/// disks meanwhile, whose data would be lost. The caller has the lock.
 pub fn finish(shelf: &Shelf) -> anyhow::Result<()> {
     let Some(journal) = journal(shelf)? else { return Ok(()) };
-    for step in steps(shelf, &journal) {
+    let fail = |why| {
+        let sentence = format!("an interrupted restore of a snapshot cannot be finished: {why}");
+        Failure::new(Status::State, sentence)
+    };
+    let _disks = lock_disks(shelf).map_err(|error| fail(format!("{error:#}")))?;
+    if let Some(used) = disks(shelf)?.iter().find(|disk| !journal.disks.contains(disk)) {
+        let (disk, path) = (shelf.volume(used.volume).join(&used.file), journal_path(shelf));
+        let (disk, path) = (disk.display(), path.display());
+        return Err(fail(format!("{disk} has been changed since it began ({path}): {OUT}")));
+    }
+    complete(shelf, &journal)
+}
+
+/// The caller has the disks' locks, too.
+fn complete(shelf: &Shelf, journal: &Journal) -> anyhow::Result<()> {
+    for step in steps(shelf, journal) {
         let out = "the restore continues at the next start";
         step.make(shelf).with_context(|| format!("{}: {out}", step.path().display()))?;
     }
-    for number in 0..crate::disks::MAX_DISKS {
+    for number in 0..MAX_DISKS {
         for folder in [STAGED, REPLACED] {
-            remove(&shelf.folder(number), folder)?;
+            remove(shelf, &shelf.folder(number).join(folder))?;
         }
     }
     Ok(())
@@ -152,7 +170,7 @@ fn check(shelf: &Shelf, manifest: &Manifest) -> anyhow::Result<()> {
 
 /// Fails if the volume is sealed: other machines read the disks that would be replaced.
 fn check_seal(shelf: &Shelf) -> anyhow::Result<()> {
-    let mark = original::seal(shelf.settings, shelf.root);
+    let mark = original::mark(shelf.settings, shelf.root);
     if !mark.try_exists()? {
         return Ok(());
     }
@@ -164,23 +182,47 @@ fn check_seal(shelf: &Shelf) -> anyhow::Result<()> {
     Err(Failure::new(Status::State, sentence))
 }
 
-/// Locks the present disks of the pod, so that no machine uses them.
+/// Volume, name and path of each disk of the pod that there may be: the present ones, and those
+/// that replace them.
+fn places(shelf: &Shelf) -> Vec<(usize, String, PathBuf)> {
+    let mut all = Vec::new();
+    for number in 0..MAX_DISKS {
+        for disk in own_files(number, shelf.settings, shelf.root) {
+            let name = disk.path.file_name().unwrap_or_default();
+            let (staged, name) =
+                (shelf.folder(number).join(STAGED).join(name), name.to_string_lossy());
+            all.extend([disk.path.clone(), staged].map(|path| (number, name.to_string(), path)));
+        }
+    }
+    all
+}
+
+/// Locks the disks of the pod, so that no machine uses them.
 fn lock_disks(shelf: &Shelf) -> anyhow::Result<Vec<File>> {
     let mut locked = Vec::new();
-    for number in 0..crate::disks::MAX_DISKS {
-        for disk in crate::disks::own_files(number, shelf.settings, shelf.root) {
-            match files::open_itself(&disk.path, File::options().read(true).write(true)) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(error) if error.kind() == ErrorKind::NotADirectory => continue,
-                other => {
-                    let file = other.with_context(|| disk.path.display().to_string())?;
-                    lock::exclusive(&file, &disk.path).context("stop the pod first")?;
-                    locked.push(file);
-                }
-            }
+    for (_, _, path) in places(shelf) {
+        let mut options = File::options();
+        let options = options.read(true).write(true);
+        let open = if_there(shelf.hold(&path).and_then(|held| files::open_itself(&held, options)));
+        if let Some(file) = open.with_context(|| path.display().to_string())? {
+            lock::exclusive(&file, &path).context("stop the pod first")?;
+            locked.push(file);
         }
     }
     Ok(locked)
+}
+
+/// The disks of the pod as they are, by which those are known that a machine has used since.
+fn disks(shelf: &Shelf) -> anyhow::Result<Vec<Entry>> {
+    let mut all = Vec::new();
+    for (volume, file, path) in places(shelf) {
+        let found = if_there(shelf.hold(&path).and_then(fs::symlink_metadata));
+        if let Some(found) = found.with_context(|| path.display().to_string())? {
+            let (bytes, changed) = (found.len(), copying::changed(&found));
+            all.push(Entry { volume, file, bytes, changed });
+        }
+    }
+    Ok(all)
 }
 
 /// Copies the files of the snapshot beside those that they replace. Returns the disks, locked.
@@ -239,10 +281,11 @@ fn stage_one(
     progress: &mut Progress,
 ) -> anyhow::Result<File> {
     let path = Path::new(manifest.name.as_str()).join(&entry.file);
-    let from = files::open_within(&shelf.folder(entry.volume), &path)?;
+    let from = shelf.open(entry.volume, &path)?;
     ensure!(from.metadata()?.is_file(), "it is not a file");
     let mut options = File::options();
-    let copy = options.read(true).write(true).create_new(true).mode(0o600).open(to)?;
+    let to = shelf.hold(to)?;
+    let copy = options.read(true).write(true).create_new(true).mode(0o600).open(&to)?;
     if copying::clone(&from, &copy).is_err() {
         copy.set_len(0)?;
         check_room(&shelf.volume(entry.volume), from.metadata()?.blocks() * 512)?;
@@ -253,11 +296,12 @@ fn stage_one(
     let present = fs::symlink_metadata(volume.join(&entry.file)).ok();
     let mode = present.as_ref().map_or(0o600, |it| it.mode() & 0o777);
     let owner = present.map_or_else(|| fs::metadata(&volume), Ok)?;
-    fchown(&copy, Some(owner.uid()), Some(owner.gid())).ok();
     copy.set_permissions(Permissions::from_mode(mode))?;
     copying::set_time(&copy, entry.changed)?;
+    // Last: root may lack the rights to change another's.
+    fchown(&copy, Some(owner.uid()), Some(owner.gid())).ok();
     copy.sync_all()?;
-    files::sync_folder(to);
+    files::sync_folder(&to);
     Ok(copy)
 }
 
@@ -302,25 +346,29 @@ impl Step {
         match self {
             Self::MakeFolder(path) => shelf.make(path)?,
             Self::Replace { staged, path, kept } => {
-                if !exists(staged)? {
+                let Some(staged) = if_there(shelf.hold(staged))? else { return Ok(()) };
+                if !exists(&staged)? {
                     return Ok(());
                 }
-                if !exists(kept)? && exists(path)? {
-                    keep(path, kept)?;
+                let (path, kept) = (shelf.hold(path)?, shelf.hold(kept)?);
+                if !exists(&kept)? && exists(&path)? {
+                    keep(&path, &kept)?;
                 }
-                rename(staged, path)?;
+                rename(&staged, &path)?;
             }
             Self::Move { from, to } => {
-                if exists(from)? {
-                    rename(from, to)?;
+                let Some(from) = if_there(shelf.hold(from))? else { return Ok(()) };
+                if exists(&from)? {
+                    rename(&from, &shelf.hold(to)?)?;
                 }
             }
             Self::Remove(path) => {
-                match fs::remove_file(path) {
+                let Some(path) = if_there(shelf.hold(path))? else { return Ok(()) };
+                match fs::remove_file(&path) {
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
                     other => other?,
                 }
-                sync(path)?;
+                sync(&path)?;
             }
             Self::Write { path, text } => write(shelf, path, text.as_bytes())?,
         }
@@ -394,7 +442,9 @@ pub mod test {
         if cut == staged {
             return true;
         }
-        let journal = Journal { manifest, generation: Uuid::random().unwrap().to_string() };
+        let disks = disks(&shelf).unwrap();
+        let generation = Uuid::random().unwrap().to_string();
+        let journal = Journal { manifest, disks, generation };
         write(&shelf, &journal_path(&shelf), &journal.write().unwrap()).unwrap();
         let steps = steps(&shelf, &journal);
         let count = cut - staged - 1;

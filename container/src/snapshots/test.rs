@@ -2,8 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown, symlink};
+use std::os::unix::fs::{
+    FileExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown, symlink,
+};
 use std::time::Duration;
+
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use super::create::{self, Held, Pod, Running, Wish, create};
 use super::manifest::{Kind, MANIFEST};
@@ -457,4 +461,127 @@ fn memory_is_restored_as_a_suspended_machine() {
     assert_eq!(fs::read_to_string(folder.join("machine.json")).unwrap(), "{}");
     assert_eq!(changed("storage/data.img"), before, "memory would refuse the disk");
     assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+/// A pod that was starting while a restore began has booted from its disks since.
+#[test]
+fn an_interrupted_restore_does_not_replace_disks_that_were_used_since() {
+    let mut committed = 0;
+    for cut in 0.. {
+        let host = Host::new();
+        take(&host, "one").unwrap();
+        host.change();
+        check(&host.shelf()).unwrap();
+        if !restore::test::killed(host.shelf(), &name("one"), cut) {
+            break;
+        }
+        if journal(&host.shelf()).unwrap().is_none() {
+            continue;
+        }
+        let said = check(&host.shelf()).unwrap_err();
+        assert_eq!(Status::of(&said), Status::State, "{said}");
+        let refused = |why: &str| {
+            let said = recover(&host.shelf()).unwrap_err();
+            assert!(format!("{said:#}").contains(why), "{cut}: {said:#}");
+            assert_eq!(Status::of(&said), Status::State, "{said:#}");
+        };
+        committed += 1;
+        let disk = host.root.path().join("storage2/data2.img");
+        let open = |path: &Path| File::options().read(true).write(true).open(path).unwrap();
+        if committed == 1 {
+            for used in [&disk, &host.root.path().join(SHELVES[1]).join(STAGED).join("data2.img")] {
+                let file = open(used);
+                lock::exclusive(&file, used).unwrap();
+                refused("stop the pod first: ");
+            }
+        }
+        // The time of a change is as exact as the kernel's clock tick.
+        std::thread::sleep(Duration::from_millis(20));
+        open(&disk).write_all_at(b"ack", 0).unwrap();
+        let used = host.files();
+        refused("data2.img has been changed since");
+        restore(host.shelf(), &name("one"), false).unwrap_err();
+        take(&host, "two").unwrap_err();
+        assert_eq!(host.files(), used, "{cut}");
+        // The way out.
+        fs::remove_file(host.root.path().join("storage/windows.restoring")).unwrap();
+        recover(&host.shelf()).unwrap();
+        assert!(fs::read_to_string(&disk).unwrap().starts_with("ack"), "{cut}");
+        assert_eq!(host.names(SHELVES[1]), ["one"], "{cut}");
+    }
+    assert!(committed > 5, "{committed}");
+}
+
+#[test]
+fn links_in_place_of_the_folders_of_a_restore_lead_nowhere() {
+    for folder in [STAGED, REPLACED] {
+        let host = Host::new();
+        take(&host, "one").unwrap();
+        host.change();
+        let disk = fs::read(host.root.path().join("storage/data.img")).unwrap();
+        let cut = 1 + host.shelf().find(&name("one")).unwrap().files.len();
+        assert!(restore::test::killed(host.shelf(), &name("one"), cut));
+        let away = host.root.path().join("away");
+        fs::create_dir(&away).unwrap();
+        fs::write(away.join("theirs"), "").unwrap();
+        if folder == STAGED {
+            fs::write(away.join("data.img"), &disk).unwrap();
+        }
+        let before = host.names("away");
+        let link = host.root.path().join(SHELVES[0]).join(folder);
+        fs::rename(&link, link.with_file_name("was")).unwrap();
+        symlink(&away, &link).unwrap();
+        recover(&host.shelf()).ok();
+        assert_eq!(host.names("away"), before, "{folder}");
+        assert_eq!(fs::read(host.root.path().join("storage/data.img")).unwrap(), disk);
+    }
+}
+
+/// Root without most of its rights, on a volume of another user.
+#[test]
+fn root_that_can_only_give_files_away_restores_them_again_and_again() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let host = Host::new();
+    for folder in ["storage", "storage2"] {
+        let volume = host.root.path().join(folder);
+        for entry in fs::read_dir(&volume).unwrap() {
+            chown(entry.unwrap().path(), Some(1000), Some(1000)).unwrap();
+        }
+        chown(volume, Some(1000), Some(1000)).unwrap();
+    }
+    let attempt = || {
+        keep_rights(CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE);
+        take(&host, "one").unwrap();
+        // Kubernetes gives the group of a volume access to all folders at each start.
+        keep_rights(CapabilitySet::all());
+        let mode = Permissions::from_mode(0o770);
+        fs::set_permissions(host.root.path().join(SHELVES[0]), mode).unwrap();
+        keep_rights(CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE);
+        for _ in 0..2 {
+            restore(host.shelf(), &name("one"), false).unwrap();
+        }
+        let owner = |path: &str| fs::metadata(host.root.path().join(path)).unwrap().uid();
+        assert_eq!(["storage/data.img", SHELVES[0]].map(owner), [1000, 1000]);
+        // The plan reports a volume that the pod may not enter.
+        keep_rights(CapabilitySet::empty());
+        let mode = |path: &str| fs::metadata(host.root.path().join(path)).unwrap().mode() & 0o777;
+        assert_eq!(mode(SHELVES[0]), 0o700);
+        let moved = Shelf { root: &host.root.path().join(SHELVES[0]), ..host.shelf() };
+        assert_eq!(
+            fs::symlink_metadata(moved.volume(0)).unwrap_err().kind(),
+            ErrorKind::PermissionDenied
+        );
+        recover(&moved).unwrap();
+        check(&moved).unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(attempt).join().unwrap());
+}
+
+/// Sets the effective rights of this thread.
+fn keep_rights(rights: CapabilitySet) {
+    let all = capabilities(None).unwrap();
+    let effective = rights & all.permitted;
+    set_capabilities(None, CapabilitySets { effective, ..all }).unwrap();
 }

@@ -51,7 +51,7 @@ pub(super) fn open(
 /// Relays an accepted viewer to the machine until one of them disconnects.
 async fn show(lobby: &Lobby, web: &WebState, rules: &Rules, stream: Wire, who: Admission) {
     let Some(entrant) = lobby.admit(rules, stream, &who).await else { return };
-    doze::wake().await;
+    doze::wake().await.ok();
     let shown = match UnixStream::connect(web.runtime_folder.screen()).await {
         Ok(machine) => entrant.relay(&who.peer, machine).await,
         Err(error) => Err(error.into()),

@@ -25,7 +25,7 @@ const DIVIDE_BY_1: u32 = 0xb;
 const TICKS: u32 = 10;
 const PERIOD_US: u64 = 2000;
 const TIMEOUT_US: u64 = 1_000_000;
-const MAX_ATTEMPTS: u32 = 3;
+const MAX_ATTEMPTS: u32 = 20;
 
 /// Enables the local APIC. Returns false if its address or state is wrong.
 pub(crate) fn enable(session: &mut Session) -> bool {

@@ -72,11 +72,17 @@ impl Volume {
         let (shown, below) = match (disks::find(number, settings, root)?, size) {
             (Some(found), _) => match found.disk.base() {
                 Some(base) if found.disk.path.exists() => {
-                    let why = "is on the volume, and EPHEMERAL=Y would not use it";
-                    return Err(original::refusal(&base, &found.disk.path, why));
+                    return Err(original::unused(&base, &found.disk.path));
                 }
                 Some(base) => (found.disk.path, Some(base)),
-                None => (found.disk.path.clone(), Some(found.disk)),
+                None => {
+                    original::check(
+                        &found.disk,
+                        &self.app,
+                        self.read(original::RECORD).as_deref(),
+                    )?;
+                    (found.disk.path.clone(), Some(found.disk))
+                }
             },
             (None, Some(_)) => {
                 let [made, _] = disks::own_files(number, settings, root);
