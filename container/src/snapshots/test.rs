@@ -191,8 +191,10 @@ fn all_that_is_written_belongs_to_the_owner_of_the_volume() {
         return skip::not_run("the owner of snapshots", "only root can give files away");
     }
     // A restored file has the owner of the one that it replaces.
-    for entry in fs::read_dir(&volume).unwrap() {
-        lchown(entry.unwrap().path(), Some(1234), Some(1234)).unwrap();
+    for folder in ["storage", "storage2"].map(|name| host.root.path().join(name)) {
+        for entry in fs::read_dir(folder).unwrap() {
+            lchown(entry.unwrap().path(), Some(1234), Some(1234)).unwrap();
+        }
     }
     let wish = Wish { pause: true, memory: true };
     create(host.shelf(), &name("one"), wish, Some(&mut FakePod::default())).unwrap();
