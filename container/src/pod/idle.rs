@@ -253,7 +253,11 @@ impl Pod {
         let Some(idle) = idle else { return Dozed::default() };
         match event {
             Event::Sleep => self.fall_asleep(child, idle).await,
-            Event::Wake(why) => self.wake_up(child, why).await,
+            Event::Wake(why) => {
+                self.wake_up(child, why).await;
+                let (limit, since) = (idle.limit, Instant::now().into_std());
+                doze::report(Report { limit, since, measures: Vec::new(), obstacle: None });
+            }
         }
         // Its own work is not the guest's.
         idle.rule = Rule::new(Instant::now().into_std());
