@@ -5,7 +5,6 @@
 #[path = "virtio/clipboard.rs"]
 mod clipboard;
 
-use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -18,6 +17,7 @@ use serde_json::Value;
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
+use transom_tests::program::resident_kib;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use vmm::control::Command;
@@ -64,10 +64,7 @@ fn linux(guest: Guest, release: &str, module: &str) -> anyhow::Result<Linux> {
 
 /// The resident memory of the machine's process in bytes.
 fn resident(booted: &Booted) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", booted.running.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(number.context("no VmRSS")? << 10)
+    Ok(resident_kib(booted.running.pid())? << 10)
 }
 
 /// Waits until the process's memory satisfies a condition.

@@ -7,9 +7,8 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -96,7 +95,7 @@ fn store(volume: &Path, path: &str, size: u64, input: &mut impl Read) -> anyhow:
     let owner = folder.metadata()?;
     ensure!(owner.is_dir(), "{path}: {} is not a folder", parent.display());
     // By its descriptor the folder stays the same, whatever others rename.
-    let place = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+    let place = files::path_of(&folder).join(name);
     if fs::symlink_metadata(&place).is_ok() {
         bail!("{path}: it exists already, and is not replaced: choose another name");
     }

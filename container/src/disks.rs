@@ -172,6 +172,14 @@ pub fn own_files(number: usize, settings: &Settings, root: &Path) -> [Disk; 2] {
     order.map(|format| Disk::new(folder.join(format!("{name}.{}", end_of(format))), format))
 }
 
+/// The same format, in the words of `vmm`.
+pub fn image_format(format: Format) -> host::disk::Format {
+    match format {
+        Format::Raw => host::disk::Format::Raw,
+        Format::Qcow2 => host::disk::Format::Qcow2,
+    }
+}
+
 fn end_of(format: Format) -> &'static str {
     match format {
         Format::Raw => "img",

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
 use std::ops::Deref;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
@@ -61,6 +61,11 @@ fn walk<'a>(folder: &Path, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
     Err(wrong("it is not a regular file"))
 }
 
+/// The path of an open file or folder, for this process and for those that inherit it.
+pub fn path_of(file: &impl AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// A path whose folder is open: it stays the same when others replace a folder by a link.
 #[derive(Debug)]
 pub struct Held {
@@ -72,7 +77,7 @@ impl Held {
     /// Holds a path below a folder. Follows no link on the way; its last part may be anything.
     pub fn new(folder: &Path, path: &Path) -> io::Result<Self> {
         let (folder, name) = walk(folder, path)?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+        let path = path_of(&folder).join(name);
         Ok(Self { path, _folder: folder })
     }
 }

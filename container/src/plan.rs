@@ -10,7 +10,6 @@ mod windows;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use host::size::Size;
 use serde_json::{Map, Value, json};
 
 use crate::answer::xml::Secrets;
@@ -26,7 +25,7 @@ use crate::settings::environment::{self, Environment, ParsedEnvironment};
 use crate::settings::host::Host;
 use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
-use crate::settings::value::{self, MIB, Value as _};
+use crate::settings::value::{self, Value as _, in_mib};
 use crate::settings::version::Version;
 use crate::settings::{Compat, Settings};
 use crate::setup_disk::drivers::Drivers;
@@ -192,7 +191,7 @@ impl Plan {
 
     /// The source and the size of the machine in words, for the log.
     pub fn summary(&self) -> String {
-        let memory = Size(self.sizes.memory >> 20 << 20).show();
+        let memory = in_mib(self.sizes.memory);
         let what = self.description();
         match self.sizes.processors {
             1 => format!("{what}: 1 processor, {memory} of memory"),
@@ -388,12 +387,11 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
         writeln!(text, "{name}={shown}").expect("a string takes all");
     }
     let Sizes { processors, memory, disk, .. } = plan.sizes;
-    let of = |bytes: u64| Size(bytes / MIB * MIB).show();
     let processors = match processors {
         1 => "1 processor".to_owned(),
         processors => format!("{processors} processors"),
     };
-    let (memory, disk) = (of(memory), if disk == 0 { "no".into() } else { of(disk) });
+    let (memory, disk) = (in_mib(memory), if disk == 0 { "no".into() } else { in_mib(disk) });
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
     writeln!(text, "runs: {}", plan.description()).expect("a string takes all");

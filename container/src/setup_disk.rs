@@ -15,7 +15,7 @@ mod tree;
 mod walk;
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
@@ -25,6 +25,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use self::content::Copier;
 use self::folder::Folder;
 use self::tree::Tree;
+use crate::files;
 
 pub use self::content::Content;
 pub use self::fat::Layout;
@@ -55,7 +56,7 @@ impl SetupDisk {
 
     /// The path of the disk in programs that inherit it.
     pub fn path(&self) -> PathBuf {
-        path(&self.readable)
+        files::path_of(&self.readable)
     }
 
     /// Lets programs that start from now on inherit the disk.
@@ -94,13 +95,8 @@ fn write(layout: &Layout) -> anyhow::Result<SetupDisk> {
     }
     // It may still be made shorter: that frees it.
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SEAL)?;
-    let readable = OwnedFd::from(File::open(path(&file))?);
+    let readable = OwnedFd::from(File::open(files::path_of(&file))?);
     Ok(SetupDisk { memory: DiskMemory(file), readable })
-}
-
-/// The path of an open file, for this process and for those that inherit it.
-fn path(file: &impl AsRawFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// The user's files for C:\OEM, whose folder is mounted below `root`, or is on the volume.

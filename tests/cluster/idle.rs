@@ -1,10 +1,10 @@
 //! A pod that sleeps while nobody needs it, and serves the first connection that comes.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use transom_tests::lab::everything;
+use transom_tests::program::resident_kib;
 use transom_tests::say;
 
 use super::pod::{BOOT, Pod, Profile};
@@ -43,7 +43,7 @@ pub(crate) fn serves_first_connections(
     let memory = format!("[ -e /data ] || ({fill}); md5sum /data");
     let before = pod.guest(town, &memory)?;
     let machine = pod.child("vmm")?;
-    let awake = resident(machine)?;
+    let awake = resident_kib(machine)?;
     ensure!(awake * 1024 > USED, "{awake} KiB awake");
     let (first, rounds) = (pod.said("Windows is asleep"), if everything() { 3 } else { 1 });
     for times in first + 1..=first + rounds {
@@ -53,7 +53,7 @@ pub(crate) fn serves_first_connections(
             return Err(error).context(String::from_utf8_lossy(&status.stdout).into_owned());
         }
         let slept = start.elapsed();
-        let asleep = resident(machine)?;
+        let asleep = resident_kib(machine)?;
         ensure!(asleep < MOST_KIB, "{asleep} KiB asleep, {awake} KiB awake");
         for path in ["/healthz", "/startupz", "/readyz"] {
             ensure!(pod.page(town, path)?.0 == 200, "{path} is not 200 asleep");
@@ -77,11 +77,4 @@ pub(crate) fn serves_first_connections(
         ensure!(after == before, "{before}, then {after}");
     }
     Ok(())
-}
-
-/// The memory of a process, in KiB.
-fn resident(process: u32) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
 }

@@ -1,7 +1,6 @@
 //! A pod that nobody needs sleeps, and wakes for a connection, a viewer or a command; whatever ends
 //! it meanwhile, its next start continues it.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use transom_tests::lab::everything;
 use transom_tests::place::{self, HERE, Place, beside, runs_here};
-use transom_tests::program::{PATIENCE, Running, transom};
+use transom_tests::program::{PATIENCE, Running, resident_kib, transom};
 use transom_tests::say;
 
 use super::suspend::{CONTINUES, Picture, checked, is_suspended, page, starts, types};
@@ -38,13 +37,6 @@ fn status(pod: &Running) -> Result<String> {
     let (status, text) = beside(pod, &[&transom().display().to_string(), "status", "--text"])?;
     ensure!(status == Some(0), "{text}");
     Ok(text)
-}
-
-fn resident(pod: &Running) -> Result<u64> {
-    let path = format!("/proc/{}/status", place::machine(pod)?.as_raw_nonzero());
-    let status = fs::read_to_string(path)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
 /// Waits until it is awake, and checks that its guest is as it was, and reacts.
@@ -98,7 +90,8 @@ fn an_idle_pod_sleeps_until_somebody_needs_it() -> Result<()> {
         let said = status(&pod)?;
         ensure!(said.contains("asleep: a connection"), "{said}");
         ensure!(is_suspended(&place), "{said}");
-        say!("{network}: asleep with {} KiB resident", resident(&pod)?);
+        let machine = place::machine(&pod)?.as_raw_nonzero().get().cast_unsigned();
+        say!("{network}: asleep with {} KiB resident", resident_kib(machine)?);
         // Questions do not wake it.
         for path in ["/healthz", "/startupz", "/readyz"] {
             let answer = place.get(path)?;

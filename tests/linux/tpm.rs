@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use transom_tests::guest::Guest;
 use transom_tests::lab;
 use transom_tests::linux::Booted;
-use transom_tests::program::said;
+use transom_tests::program::{resident_kib, said};
 use transom_tests::say;
 use transom_tests::tpm::Swtpm;
 use transom_tests::uefi;
@@ -108,23 +108,15 @@ fn clears_the_memory(booted: &mut Booted) -> anyhow::Result<()> {
     let fill = format!("dd if=/dev/urandom of=/dev/shm/fill bs=1M count={FILLED_MIB} 2>&1");
     booted.run(&format!("mkdir -p /dev/shm; mount -t tmpfs none /dev/shm; {fill}"), SOON)?;
     booted.run(&format!("{OVERWRITE} 1"), SOON)?;
-    let before = resident(booted)?;
+    let before = resident_kib(booted.running.pid())?;
     booted.running.send("reboot -f")?;
     booted.ready(BOOT)?;
-    let after = resident(booted)?;
+    let after = resident_kib(booted.running.pid())?;
     say!("resident: {before} KiB before the memory was cleared, {after} KiB after the next start");
     ensure!(after + CLEARED_KIB < before, "the memory of the last system is still there");
     let request = booted.run(OVERWRITE, SOON)?;
     ensure!(request.trim() == "0x00", "the request is still there: {request}");
     Ok(())
-}
-
-/// KiB of memory that the machine has on the host.
-fn resident(booted: &Booted) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", booted.running.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let size = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
-    Ok(size.parse()?)
 }
 
 /// Firmware asks its user to confirm a request, executes it and reports to the next system.

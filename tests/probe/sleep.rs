@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use transom_tests::network::{in_namespace, ip, reflect};
-use transom_tests::program::{PATIENCE, Running, connect, findings, not_run, report};
+use transom_tests::program::{PATIENCE, connect, findings, not_run, report};
 use transom_tests::say;
 use vmm::control::{Command, Then};
 
@@ -24,12 +24,6 @@ const MEMORY_KIB: u64 = 256 << 10;
 const ASLEEP_KIB: u64 = 100 << 10;
 /// A time in which nothing may happen.
 const QUIET: Duration = Duration::from_millis(500);
-
-fn resident(machine: &Running) -> Result<u64> {
-    let status = machine.proc("status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
-}
 
 fn ask(machine: &Machine, command: &Command) -> Result<Value> {
     connect(&machine.control())?.ask(command)
@@ -92,12 +86,12 @@ fn sleeps_and_wakes() -> Result<()> {
     let before = page(&machine)?;
     for round in 0..3 {
         if round == 0 {
-            let touched = resident(&machine.running)?;
+            let touched = machine.running.resident_kib()?;
             ensure!(touched > MEMORY_KIB, "{touched} KiB");
         }
         let dir = machine.save(Then::Sleep)?;
         ensure!(machine.status()["state"] == "asleep", "{}", machine.status());
-        let asleep = resident(&machine.running)?;
+        let asleep = machine.running.resident_kib()?;
         ensure!(asleep < ASLEEP_KIB, "{asleep} KiB asleep");
         say!("asleep with {} MiB resident, of a guest with {} MiB", asleep >> 10, MEMORY_KIB >> 10);
         for command in [Command::Nmi, Command::PowerButton, Command::Reset] {

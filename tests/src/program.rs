@@ -233,6 +233,11 @@ impl Running {
         idle::wait_until_idle(self.child.id(), "", IDLE)
     }
 
+    /// The program's memory in KiB, like the function `resident_kib`.
+    pub fn resident_kib(&self) -> Result<u64> {
+        resident_kib(self.child.id())
+    }
+
     /// The program's memory in KiB, like the function `memory_kib`.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
         memory_kib(self.child.id(), field)
@@ -244,6 +249,14 @@ impl Drop for Running {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+/// A process's resident memory in KiB, with its guest's RAM.
+pub fn resident_kib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let size = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+    Ok(size.parse()?)
 }
 
 /// A process's memory in KiB, by a field of `smaps` (`Rss`, `Pss`), without its guest's RAM.

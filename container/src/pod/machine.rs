@@ -27,7 +27,7 @@ use vmm::config::{
 
 use super::volume::ephemeral::Unnamed;
 use crate::agent;
-use crate::disks::Disk;
+use crate::disks::{Disk, image_format};
 use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Adapter, Bus, Cache, Display, Screen};
@@ -475,13 +475,6 @@ fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<
         ..disk::Config::new(text(&drive.path)?)
     };
     attach_image(config, drive.bus, image)
-}
-
-fn image_format(format: Format) -> disk::Format {
-    match format {
-        Format::Raw => disk::Format::Raw,
-        Format::Qcow2 => disk::Format::Qcow2,
-    }
 }
 
 /// Rounds down to whole MiB.

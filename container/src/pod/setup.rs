@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, ensure};
-use host::size::Size;
 use vmm::control::Command;
 
 use super::machine::Hardware;
@@ -22,7 +21,7 @@ use crate::plan::unattended::Unattended;
 use crate::settings::Settings;
 use crate::settings::host::MemoryLoad;
 use crate::settings::translate::{Adapter, Bus};
-use crate::settings::value::{Secret, Value as _};
+use crate::settings::value::{Secret, Value as _, in_mib};
 use crate::setup_disk::drivers::Drivers;
 use crate::setup_disk::{self, Content, DiskMemory, Item, SetupDisk, UsersFiles};
 use crate::source::Source;
@@ -135,7 +134,7 @@ fn keep(volume: &Volume, extension: &str, choice: Option<&str>) -> anyhow::Resul
 /// Fails if the disk alone does not fit into memory, and warns if it does not beside the machine.
 fn check_memory(disk: u64, machine: u64, load: &MemoryLoad, story: &Story) -> anyhow::Result<()> {
     let free = load.group.map_or(load.free, |(_, free)| free.min(load.free));
-    let [shown, has, left] = [disk, machine, free].map(|bytes| Size(bytes >> 20 << 20).show());
+    let [shown, has, left] = [disk, machine, free].map(in_mib);
     ensure!(
         disk < free,
         "the set-up disk takes {shown} of memory until Windows is installed, and {left} are free: \

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ::host::lock;
-use ::host::size::Size;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
 use vmm::config::{Options, Restore};
@@ -31,7 +30,7 @@ use crate::disks::below;
 use crate::plan::Plan;
 use crate::settings::Shutdown;
 use crate::settings::host;
-use crate::settings::value::Value as _;
+use crate::settings::value::in_mib;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::suspended;
@@ -222,9 +221,9 @@ impl SuspendFolder {
     }
 
     fn check_volume(&self, bytes: u64, limit: Duration) -> anyhow::Result<()> {
-        let needs = Size(bytes >> 20 << 20).show();
+        let needs = in_mib(bytes);
         if let Some(free) = host::free_space(&self.path).filter(|free| *free < bytes) {
-            let free = Size(free >> 20 << 20).show();
+            let free = in_mib(free);
             bail!("it needs {needs} on the volume, but {free} are free: enlarge the volume");
         }
         let (written, time) = self.measure()?;

@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
 
-use ::host::disk::{self, qcow2};
+use ::host::disk::qcow2;
 use ::host::size::Size;
 use ::host::uuid::Uuid;
 use anyhow::Context as _;
@@ -23,7 +23,7 @@ use crate::files;
 use crate::firmware::{self, MODE};
 use crate::settings::host;
 use crate::settings::translate::Bus;
-use crate::settings::value::Value as _;
+use crate::settings::value::{Value as _, in_mib};
 use crate::settings::{Boot, Format, Settings};
 use crate::source::Source;
 use crate::state::BOOTED;
@@ -307,7 +307,7 @@ impl Volume {
         let Some(free) = host::free_space(folder).filter(|free| *free < needs) else {
             return Ok(());
         };
-        let [needs, free] = [needs, free].map(|bytes| Size(bytes >> 20 << 20).show());
+        let [needs, free] = [needs, free].map(in_mib);
         let out = "enlarge the volume, or lower DISK_SIZE";
         anyhow::ensure!(!allocate, "ALLOCATE=Y needs {needs} more, but {free} are free: {out}");
         story.warn(&format!(
@@ -362,11 +362,7 @@ fn create(disk: &Disk, size: u64) -> io::Result<()> {
 
 /// Fills the file of a disk over a base.
 fn over(file: &File, size: u64, base: &Disk) -> io::Result<()> {
-    let format = match base.format {
-        Format::Raw => disk::Format::Raw,
-        Format::Qcow2 => disk::Format::Qcow2,
-    };
-    qcow2::create_over(file, size, &base.path, format)
+    qcow2::create_over(file, size, &base.path, disks::image_format(base.format))
 }
 
 fn is_full(error: &io::Error) -> bool {

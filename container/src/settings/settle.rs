@@ -6,7 +6,7 @@ use host::size::Size;
 use super::environment::ParsedEnvironment;
 use super::host::Host;
 use super::translate::Bus;
-use super::value::{GIB, MIB, Secret, Share, Value};
+use super::value::{GIB, MIB, Secret, Share, Value, in_mib};
 use super::version::Version;
 use super::{NetworkKind, Settings};
 use crate::status::{self, Failure, Status};
@@ -166,10 +166,6 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
         )));
     }
     Ok(wanted)
-}
-
-fn in_mib(bytes: u64) -> String {
-    Size(bytes / MIB * MIB).show()
 }
 
 /// Space on the volume that stays free.

@@ -275,6 +275,12 @@ macro_rules! choices {
 pub(crate) use choices;
 
 pub const MIB: u64 = 1 << 20;
+
+/// A size in whole MiB, for people.
+pub fn in_mib(bytes: u64) -> String {
+    Size(bytes / MIB * MIB).show()
+}
+
 pub const GIB: u64 = 1 << 30;
 
 /// Parses a size as the reference image does: with fractions, spaces and `GB`, which the parser of

@@ -10,7 +10,7 @@ use host::size::Size;
 use super::content::Content;
 use super::names::{self, ENTRY_BYTES, ShortName, ShortNames};
 use super::tree::{Node, ROOT, Tree};
-use crate::settings::value::{Value as _, quote};
+use crate::settings::value::{Value as _, in_mib, quote};
 
 const SECTOR: u64 = 512;
 const CLUSTER: u64 = 4096;
@@ -115,7 +115,7 @@ fn place(nodes: &[Node]) -> anyhow::Result<(Vec<Place>, u32)> {
             "{}: it has {}, and the file system of the set-up disk has no files of 4 GiB and \
              more: copy it through the network after the installation",
             path(),
-            Size(length >> 20 << 20).show()
+            in_mib(length)
         );
         let count = length.div_ceil(CLUSTER);
         ensure!(

@@ -5,8 +5,7 @@
 //! (`jail::server`) before the first of them. Their number is limited by `share::lobby`.
 
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::thread::Builder;
 
@@ -16,6 +15,7 @@ use share::{Account, Server, Share};
 use tracing::level_filters::LevelFilter;
 
 use super::{receive, receive_config};
+use crate::files;
 use crate::status::Status;
 
 /// The only argument of the process.
@@ -41,8 +41,7 @@ fn serve() -> anyhow::Result<()> {
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr);
     log.with_ansi(false).with_target(false).without_time().init();
     // The jail is about the open folders, whatever is at their paths now.
-    let paths = folders.iter().map(|it| PathBuf::from(format!("/proc/self/fd/{}", it.as_raw_fd())));
-    let paths: Vec<_> = paths.collect();
+    let paths: Vec<_> = folders.iter().map(files::path_of).collect();
     let mut shares = Vec::new();
     for (folder, open) in config.folders.iter().zip(folders) {
         shares.push(Share {

@@ -8,12 +8,11 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use host::size::Size;
 use rustix::fs::{IFlags, SeekFrom, ioctl_ficlone, ioctl_getflags, ioctl_setflags, seek};
 use rustix::io::Errno;
 
 use crate::settings::host::free_space;
-use crate::settings::value::Value as _;
+use crate::settings::value::in_mib;
 
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
@@ -89,7 +88,7 @@ pub fn changed(found: &Metadata) -> (i64, u32) {
 pub fn check_room(folder: &Path, needs: u64) -> anyhow::Result<()> {
     let needs = needs.saturating_add(RESERVE);
     if let Some(free) = free_space(folder).filter(|free| *free < needs) {
-        let [needs, free] = [needs, free].map(|bytes| Size(bytes >> 20 << 20).show());
+        let [needs, free] = [needs, free].map(in_mib);
         bail!(
             "{}: it needs {needs}, but {free} are free: enlarge the volume, or delete a snapshot",
             folder.display()
@@ -117,7 +116,7 @@ impl Progress {
         if self.terminal && due && self.total > 0 {
             self.shown = Some(Instant::now());
             let percent = self.done.saturating_mul(100) / self.total.max(1);
-            let total = Size(self.total >> 20 << 20).show();
+            let total = in_mib(self.total);
             write!(io::stderr(), "\r{:3} % of {total}", percent.min(100)).ok();
         }
     }

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
-use host::size::Size;
 
 use super::copying::{self, Progress, check_room};
 use super::manifest::{Entry, Kind, MANIFEST, Manifest, memory_files};
 use super::set::Set;
 use super::{MEMORY, Name, Shelf, restore};
 use crate::files;
-use crate::settings::value::Value as _;
+use crate::settings::value::in_mib;
 use crate::status::{Failure, Status};
 use crate::suspended;
 
@@ -161,7 +160,7 @@ fn check_disks(set: &Set, machine: &Running) -> anyhow::Result<()> {
 /// How long the machine may stand still.
 fn limit(trial: Option<Duration>, wish: Wish, needs: u64) -> anyhow::Result<Duration> {
     let usual = if wish.memory { STILL_WITH_MEMORY } else { STILL };
-    let shown = Size(needs >> 20 << 20).show();
+    let shown = in_mib(needs);
     match trial {
         _ if wish.pause => Ok(STILL_FOR_COPY),
         Some(trial) if trial < usual / 2 => Ok(usual),

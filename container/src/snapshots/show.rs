@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 
-use host::size::Size;
 use serde_json::{Value, json};
 
 use super::create::Made;
 use super::manifest::{Kind, Manifest};
 use super::{Listed, Name};
-use crate::settings::value::Value as _;
+use crate::settings::value::in_mib;
 use crate::setup_disk::fat::civil;
 
 const DAY: u64 = 86_400;
@@ -21,7 +20,7 @@ fn date(seconds: u64) -> String {
 }
 
 fn size(bytes: u64) -> String {
-    Size(bytes >> 20 << 20).show()
+    in_mib(bytes)
 }
 
 pub fn table(all: &[Listed]) -> String {

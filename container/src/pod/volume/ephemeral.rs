@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::{self, Seek as _};
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
 use ::host::disk::{self, qcow2};
@@ -32,7 +31,7 @@ impl Unnamed {
             Ok(file)
         });
         let file = made.with_context(|| format!("EPHEMERAL=Y: {}", folder.display()))?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = files::path_of(&file);
         self.0.push(file);
         Ok(path)
     }
