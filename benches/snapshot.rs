@@ -102,9 +102,10 @@ fn qemu(rival: &Rival, module: &Path, control: &Path, file: &Path) -> Result<Fig
     machine.wait_for_guest()?;
     let start = Instant::now();
     let mut monitor = Monitor::connect(control)?;
-    // Without this, it writes 32 MiB/s so that a guest can run on meanwhile.
-    monitor.ask("migrate-set-parameters", &json!({ "max-bandwidth": 1_u64 << 40 }))?;
-    monitor.ask("stop", &json!({}))?;
+    // Without these, it writes 32 MiB/s so that a guest can run on meanwhile, and again what that
+    // has written. A guest that was stopped before would stay so when it is restored.
+    let limits = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 2_000_000 });
+    monitor.ask("migrate-set-parameters", &limits)?;
     monitor.ask("migrate", &json!({ "uri": format!("exec:cat > {}", file.display()) }))?;
     loop {
         let answer = monitor.ask("query-migrate", &json!({}))?;

@@ -23,6 +23,8 @@ mod jail;
 mod life;
 #[path = "probe/machine.rs"]
 mod machine;
+#[path = "probe/migration.rs"]
+mod migration;
 #[path = "probe/moves.rs"]
 mod moves;
 #[path = "probe/net.rs"]

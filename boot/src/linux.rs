@@ -34,7 +34,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use linux_loader::loader::bootparam::setup_header;
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap, ReadVolatile};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend, ReadVolatile};
 
 pub use self::start::{CODE_SELECTOR, DATA_SELECTOR, GDT_ENTRIES, Mode, Start, TASK_SELECTOR};
 use crate::Image;
@@ -98,7 +98,7 @@ struct Extent {
 ///
 /// Returns the register values of the first processor. Call this again after a reset, because a
 /// running kernel overwrites this memory.
-pub fn load<F: Source>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start> {
+pub fn load<F: Source>(memory: &impl GuestMemoryBackend, boot: &mut Boot<'_, F>) -> Result<Start> {
     let kernel = load_kernel(memory, boot)?;
     let command_line = load_command_line(memory, boot.command_line, kernel.command_line_max)?;
     let initrd = match &mut boot.initrd {
@@ -127,17 +127,20 @@ pub fn load<F: Source>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Resu
 }
 
 /// Fails if a run is not completely in guest RAM.
-pub fn write_image(memory: &GuestMemoryMmap, image: &Image) -> Result<()> {
+pub fn write_image(memory: &impl GuestMemoryBackend, image: &Image) -> Result<()> {
     image.iter().try_for_each(|(address, bytes)| write(memory, *address, bytes))
 }
 
-fn write(memory: &GuestMemoryMmap, address: u64, bytes: &[u8]) -> Result<()> {
+fn write(memory: &impl GuestMemoryBackend, address: u64, bytes: &[u8]) -> Result<()> {
     memory
         .write_slice(bytes, GuestAddress(address))
         .with_context(|| format!("{} bytes at {address:#x}, outside of RAM", bytes.len()))
 }
 
-fn load_kernel<F: Source>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Kernel> {
+fn load_kernel<F: Source>(
+    memory: &impl GuestMemoryBackend,
+    boot: &mut Boot<'_, F>,
+) -> Result<Kernel> {
     let length = boot.kernel.seek(SeekFrom::End(0)).context("length of the kernel")?;
     let mut head = [0; 0x206];
     let got = read_up_to(boot.kernel, &mut head).context("start of the kernel")?;
@@ -169,7 +172,11 @@ fn read_up_to<F: Read + Seek>(file: &mut F, buffer: &mut [u8]) -> Result<usize> 
     Ok(bytes.len())
 }
 
-fn load_command_line(memory: &GuestMemoryMmap, text: &str, max_length: u64) -> Result<Extent> {
+fn load_command_line(
+    memory: &impl GuestMemoryBackend,
+    text: &str,
+    max_length: u64,
+) -> Result<Extent> {
     ensure!(!text.contains('\0'), "the command line {text:?} contains a zero byte");
     let length = u64::try_from(text.len())?;
     let max_length = max_length.min(COMMAND_LINE_MAX - 1);
@@ -185,7 +192,7 @@ fn load_command_line(memory: &GuestMemoryMmap, text: &str, max_length: u64) -> R
 
 /// Loads the initrd to the highest possible address, out of the kernel's way.
 fn load_initrd<F: Source>(
-    memory: &GuestMemoryMmap,
+    memory: &impl GuestMemoryBackend,
     file: &mut F,
     kernel: &Kernel,
     ram: Ram,

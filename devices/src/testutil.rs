@@ -13,7 +13,8 @@ pub mod xhci;
 
 use std::sync::{Arc, Mutex};
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use host::ram::GuestMemoryMmap;
+use vm_memory::GuestAddress;
 
 use crate::board::Board;
 use crate::grants::Event;

@@ -25,7 +25,7 @@ const SNAPSHOTS: [usize; 2] = [6, 40];
 const LONGEST: u64 = 30_000;
 /// Requests of the probe for each snapshot, in each direction.
 const REQUESTS: usize = 5000;
-const SIZE: u64 = 32 << 20;
+pub(crate) const SIZE: u64 = 32 << 20;
 
 /// A machine that may have been saved and restored several times.
 pub(crate) struct Machine {
@@ -80,7 +80,7 @@ impl Machine {
 }
 
 /// An image of small clusters over a raw one, so that tables change often.
-fn qcow2(folder: &Path) -> PathBuf {
+pub(crate) fn qcow2(folder: &Path) -> PathBuf {
     let (image, base) = (folder.join("disk.qcow2"), folder.join("base"));
     File::create(&base).and_then(|it| it.set_len(SIZE)).expect("a disk");
     let base = base.display().to_string();
@@ -102,7 +102,7 @@ fn is_complete(image: &Path) -> bool {
 }
 
 /// The probe found no fault, and all disks as it wrote them.
-fn disks_are_sound(kind: &str, report: &Value) {
+pub(crate) fn disks_are_sound(kind: &str, report: &Value) {
     let all = report["findings"].as_array().expect("findings");
     // A paravirtual KVM shows the host's time stamp counter, which does not stand still.
     let may_fail = match KvmSupport::of_this_host() {

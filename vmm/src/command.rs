@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -206,6 +207,12 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let answer = match &command {
         Command::Snapshot { dir, then, within } => {
             control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
+        }
+        Command::Migrate { to, .. } => {
+            let stream = UnixStream::connect(to).with_context(|| {
+                format!("{}: no machine waits there (`vmm run --incoming`)", to.display())
+            })?;
+            client.ask_with(&command, &[stream.as_fd()])?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
     };

@@ -30,7 +30,7 @@ pub use self::boot::BootOrder;
 pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
-pub use self::restore::{Options, Restore};
+pub use self::restore::{Incoming, Options, Restore};
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
 pub use crate::msr::UnknownMsr;
@@ -213,6 +213,12 @@ options! {
     /// unless the machine ended with the snapshot. Restore only your own snapshots.
     "restore" "DIR[,copy][,unchecked][,paused][,options=given]"
         restore: Option<Restore>,
+    /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with
+    /// it. Options that are not given are those of the machine; devices, processors and memory must
+    /// be the same, and the disks the same files: both ends use them, one after the other. With
+    /// `options=given`, no option comes from the machine: its guest may have taken it over. Only
+    /// this user can connect; between hosts, SSH forwards such sockets (`ssh -L PATH:HOST-PATH`).
+    "incoming" "SOCKET[,options=given]" incoming: Option<Incoming>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
 }

@@ -166,6 +166,18 @@ commands! {
     /// address (ARP and neighbour solicitations). The frame waits for the guest. Only one client
     /// waits: a second one ends the waiting of the first.
     "await" "" Await,
+    /// Move the running machine to a `vmm run --incoming SOCKET`, perhaps on another host
+    /// (`ssh -L` forwards its socket). Its memory is sent while it runs; then it stands for at most
+    /// `pause` milliseconds (300 by default), and runs there. If it writes faster than memory is
+    /// sent, its processors are slowed. This process ends with status 75 when it has moved; if the
+    /// connection is cut, exactly one of both runs. `status` shows the progress. With `within`, a
+    /// migration that takes longer fails, and the machine stays. In JSON, the connected socket is
+    /// passed as an open file.
+    "migrate" "SOCKET [pause MILLISECONDS] [within SECONDS]" Migrate {
+        to: PathBuf; pause: u32, within: u16
+    },
+    /// End a migration that is under way: the machine stays.
+    "migrate-cancel" "" MigrateCancel,
     /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
     /// Switch the machine off at once, without a shutdown of the guest.

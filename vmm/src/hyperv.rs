@@ -235,8 +235,9 @@ fn scaled(tsc: u64, scale: u64) -> u64 {
 mod test {
     use std::sync::Arc;
 
+    use host::ram::GuestMemoryMmap;
     use host::testutil::noise::Noise;
-    use vm_memory::{GuestAddress, GuestMemoryMmap};
+    use vm_memory::GuestAddress;
 
     use super::*;
 

@@ -3,6 +3,7 @@
 
 mod device_memory;
 mod fd;
+mod ram_slots;
 pub mod routes;
 pub mod smm;
 pub mod state;

@@ -12,6 +12,7 @@ pub mod heap;
 pub mod hyperv;
 pub mod kvm;
 pub mod machine;
+pub mod migration;
 pub mod msr;
 pub mod needs;
 pub mod parent;

@@ -28,14 +28,16 @@ use devices::pci::{Address, lpc};
 use devices::platform::{flash, fw_cfg, serial};
 use devices::registry;
 use devices::usb::xhci;
+use host::lock;
 use host::memory::Memory;
+use host::ram::GuestMemoryMmap;
 use host::size::Size;
 use host::smram::{self, MIN_LOW_RAM};
 use host::stream::Stream;
 use host::uuid::Uuid;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2 as Leaf};
 use kvm_ioctls::Kvm;
-use vm_memory::GuestMemoryMmap;
+use rustix::fs::{Access, access};
 
 use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
@@ -74,9 +76,11 @@ pub struct Machine {
     pub lack: Option<&'static str>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
+    /// The processors wait for `vmm ctl resume`.
+    pub waits: bool,
     built: Built,
     /// The process's pages, which tell unchanged memory.
-    pages: Pages,
+    pages: Arc<Pages>,
     /// The snapshot that the machine was restored from.
     origin: Option<Origin>,
     /// Where the machine continues, while it stays paused after it was saved.
@@ -276,8 +280,7 @@ pub fn build(
         let stable = Box::new(move || clock.has_stable_tsc());
         registers.hyperv = Some(Own::new(board.shared.memory.clone(), tsc, stable));
     }
-    let spaces = board.shared.spaces.clone();
-    let processors = Processors::new(vcpus, spaces, registers, on_stop);
+    let processors = Processors::new(vcpus, board.shared.spaces.clone(), registers, on_stop);
     let (config, generation) = (plan.config, plan.generation);
     let machine = Machine {
         config,
@@ -289,13 +292,35 @@ pub fn build(
         generation,
         lack,
         fresh: true,
+        waits: false,
         built,
-        pages: Pages::open(),
+        pages: Arc::new(Pages::open()),
         origin: None,
         parked: None,
     };
     snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, &marks))?;
     Ok(machine)
+}
+
+/// The ranges of RAM of the machine that arrives here. Fails if this host cannot run it.
+pub fn expect(config: Config, cpuid: &[Vec<Leaf>]) -> anyhow::Result<Vec<Range<u64>>> {
+    let kvm = kvm::open()?;
+    kvm::check(&kvm)?;
+    let plan = Plan::new(config, &kvm)?;
+    saved::compare_cpuid(cpuid, &plan)?;
+    for path in saved::files(&plan).values().chain(&plan.config.vars) {
+        // A file that this process cannot write is not locked.
+        let writable = access(path, Access::WRITE_OK).is_ok();
+        if writable && path.is_file() {
+            anyhow::ensure!(
+                lock::is_taken(path).with_context(|| path.display().to_string())?,
+                "{} is not in use by the machine: both ends must have the same file, with locks \
+                 that work between hosts (NFS without `nolock`)",
+                path.display()
+            );
+        }
+    }
+    Ok(plan.regions())
 }
 
 /// The provider of Hyper-V's interface to the guest.
@@ -397,7 +422,11 @@ impl Machine {
     /// Prepares the machine, or restores it from the snapshot with which it was built.
     pub fn begin(&mut self, snapshot: Option<Snapshot>) -> anyhow::Result<()> {
         match snapshot {
-            Some(snapshot) => self.restore(snapshot).context("--restore"),
+            Some(snapshot) => {
+                let option =
+                    if self.config.incoming.is_some() { "--incoming" } else { "--restore" };
+                self.restore(snapshot).context(option)
+            }
             None => self.prepare(),
         }
     }

@@ -11,15 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use anyhow::{Context, bail};
+use host::ram::{GuestMemoryMmap, GuestRegionMmap, MmapRegion, Written};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::mm::{mmap, mmap_anonymous, mremap_fixed};
 use rustix::system::sysinfo;
+use vm_memory::bitmap::{Bitmap as _, NewBitmap as _};
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MmapRegion,
-};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::config::Memory;
 use crate::signals;
@@ -91,9 +90,8 @@ fn divide(
     let mut parts = Vec::new();
     for range in ranges {
         let (offset, length) = (range.start - first, usize::try_from(range.end - range.start)?);
-        let builder = MmapRegionBuilder::new(length)
-            .with_mmap_prot(region.prot())
-            .with_mmap_flags(region.flags());
+        let builder =
+            recorded(length).with_mmap_prot(region.prot()).with_mmap_flags(region.flags());
         let builder = match region.file_offset() {
             Some(file) => {
                 let part = FileOffset::from_arc(file.arc().clone(), file.start() + offset);
@@ -110,8 +108,12 @@ fn divide(
     Ok(parts)
 }
 
+fn recorded(length: usize) -> MmapRegionBuilder<Written> {
+    MmapRegionBuilder::new_with_bitmap(length, Written::with_len(length))
+}
+
 fn shared(part: FileOffset, length: usize) -> anyhow::Result<MmapRegion> {
-    let builder = MmapRegionBuilder::new(length).with_file_offset(part).with_hugetlbfs(true);
+    let builder = recorded(length).with_file_offset(part).with_hugetlbfs(true);
     let builder = builder.with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
     Ok(builder.with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE).build()?)
 }
@@ -134,7 +136,7 @@ fn private(length: usize, saved: Option<(&File, u64)>) -> anyhow::Result<MmapReg
         // SAFETY: this range lies within the mapping above, which nobody uses yet.
         unsafe { mmap(start.cast(), length, access, flags, file, offset)? };
     }
-    let builder = MmapRegionBuilder::new(length).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+    let builder = recorded(length).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
     let builder = builder.with_mmap_flags(kind);
     // SAFETY: this range lies within the mapping above, which is never unmapped.
     let region = unsafe { builder.with_raw_mmap_pointer(start) }.build()?;
@@ -245,6 +247,10 @@ pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
         if let Err(error) = released {
             static LOGGED: Once = Once::new();
             LOGGED.call_once(|| tracing::warn!("cannot return memory to the host: {error:#}"));
+        }
+        let part = [start - first, end - start].map(usize::try_from);
+        if let [Ok(offset), Ok(length)] = part {
+            region.get_mmap().bitmap().mark_dirty(offset, length);
         }
     }
 }

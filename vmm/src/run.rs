@@ -1,6 +1,7 @@
 //! Runs a machine from power-on to the exit status: the main thread's event loop.
 
 mod commands;
+mod migrate;
 mod sleep;
 mod transfers;
 
@@ -14,12 +15,14 @@ use devices::grants::{Event, Events};
 use host::listen::UnixAddress;
 use jail::Restrictions;
 
+use self::migrate::{Migration, Prepared};
 use self::sleep::Asleep;
 use self::transfers::Transfers;
 use crate::config::{Config, Options};
 use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
+use crate::migration::arrival::{self, Arrival};
 use crate::needs::confine;
 use crate::parent;
 use crate::signals;
@@ -38,6 +41,16 @@ pub enum Notice {
     Signal(i32),
     /// A request from the control socket or from a viewer.
     Control(Request),
+    /// The memory of a machine that moves was sent, or that failed.
+    Prepared(Box<Prepared>),
+    /// A machine that moves writes too fast: its processors stop for this time.
+    Slow(Duration),
+}
+
+/// The notices of the main thread, which gives the sender to threads that it starts.
+struct Mailbox {
+    sender: Sender<Notice>,
+    receiver: Receiver<Notice>,
 }
 
 fn events(notices: &Sender<Notice>) -> Events {
@@ -61,13 +74,40 @@ const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
 pub fn run(config: Config) -> anyhow::Result<u8> {
-    let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
-    let config = with_snapshot(config, snapshot.as_ref())?;
-    config.check()?;
-    let (sender, notices) = mpsc::channel();
-    let signal_sender = sender.clone();
+    let (sender, receiver) = mpsc::channel();
+    let notices = Mailbox { sender, receiver };
+    let signal_sender = notices.sender.clone();
     let signalled = move |signal| signal_sender.send(Notice::Signal(signal)).is_ok();
-    let mut signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
+    let signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
+    let Some(incoming) = config.incoming.clone() else {
+        let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
+        let config = with_snapshot(config, snapshot.as_ref())?;
+        return run_with(config, snapshot, &mut None, (notices, signals));
+    };
+    let mut arrival = arrival::wait(&incoming.socket)?;
+    let Some(found) = &mut arrival else {
+        tracing::info!("ended before a machine arrived");
+        return Ok(signals::arrived().unwrap_or(Status::Failed as u8));
+    };
+    let ran = found.receive(config, incoming.options).context("--incoming");
+    let ran = ran.and_then(|(config, snapshot)| {
+        run_with(config, Some(snapshot), &mut arrival, (notices, signals))
+    });
+    if let (Err(error), Some(arrival)) = (&ran, arrival) {
+        arrival.refuse(error);
+    }
+    ran
+}
+
+/// Builds the machine and runs it. `arrival` is taken when it is ready.
+fn run_with(
+    config: Config,
+    snapshot: Option<Snapshot>,
+    arrival: &mut Option<Arrival>,
+    (notices, mut signals): (Mailbox, signals::Watch),
+) -> anyhow::Result<u8> {
+    config.check()?;
+    let sender = notices.sender.clone();
     let parent = config.die_with.open()?;
     // Bind the control socket first: if it is in use, exit before the guest touches a disk.
     let control =
@@ -104,6 +144,9 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
+    if let Some(arrival) = arrival.take() {
+        arrival.take_over(!machine.shared().disks.locks().is_empty())?;
+    }
     let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
     let status = main_loop.run();
     if status.is_err() {
@@ -118,11 +161,10 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 
 /// Starts the processors, unless they are to wait. Returns whether they do.
 fn waits(machine: &Machine) -> bool {
-    let paused = machine.config.restore.as_ref().is_some_and(|restore| restore.paused);
-    if !paused {
+    if !machine.waits {
         machine.resume();
     }
-    paused
+    machine.waits
 }
 
 /// The options, and those of the snapshot for options that are not given.
@@ -165,12 +207,14 @@ struct MainLoop {
     machine: Machine,
     jail: Restrictions,
     transfers: Transfers,
-    notices: Receiver<Notice>,
+    notices: Mailbox,
     /// Held by the thread that types a text, so that texts do not mix.
     typing: Arc<Mutex<()>>,
     paused: bool,
     /// Set while the machine is asleep, and paused.
     asleep: Option<Asleep>,
+    /// Set while the machine is being moved.
+    migration: Option<Migration>,
     /// The number of devices that wait for the host, and keep the processors paused until then.
     holds: u32,
     resets: Resets,
@@ -234,7 +278,7 @@ impl MainLoop {
         machine: Machine,
         jail: Restrictions,
         transfers: Transfers,
-        notices: Receiver<Notice>,
+        notices: Mailbox,
     ) -> Self {
         Self {
             paused: waits(&machine),
@@ -245,6 +289,7 @@ impl MainLoop {
             notices,
             typing: Arc::default(),
             asleep: None,
+            migration: None,
             holds: 0,
             resets: Resets::default(),
             crashes: RateLimit::default(),
@@ -258,13 +303,13 @@ impl MainLoop {
         loop {
             let notice = match self.end {
                 _ if !self.deferred.is_empty() => self.deferred.pop_front().map(Notice::Control),
-                None => self.notices.recv().ok(),
+                None => self.notices.receiver.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Ok(self.switch_off(status));
                     }
-                    match self.notices.recv_timeout(left) {
+                    match self.notices.receiver.recv_timeout(left) {
                         Ok(notice) => Some(notice),
                         Err(_) => return Ok(self.switch_off(status)),
                     }
@@ -293,6 +338,8 @@ impl MainLoop {
                 }
                 self.resume_if_allowed();
             }
+            Notice::Prepared(prepared) => return self.leave(*prepared),
+            Notice::Slow(time) => self.slow_down(time),
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
@@ -339,7 +386,7 @@ impl MainLoop {
         // Several processors may have requested this reset: drop the duplicates. Other events are
         // handled afterwards.
         let mut deferred = Vec::new();
-        while let Ok(notice) = self.notices.try_recv() {
+        while let Ok(notice) = self.notices.receiver.try_recv() {
             match notice {
                 Notice::Device(Event::Reset)
                 | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}

@@ -7,6 +7,7 @@
 
 pub mod memory;
 
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::ops::Range;
@@ -16,9 +17,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use devices::device;
+use host::ram::GuestMemoryMmap;
 use kvm_bindings::kvm_cpuid_entry2;
 use serde::{Deserialize, Serialize};
-use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
+use vm_memory::GuestMemoryBackend as _;
 
 use self::memory::Part;
 use crate::config::{Config, Memory, Restore};
@@ -159,11 +161,23 @@ impl Saved {
     }
 }
 
-/// A snapshot that is restored.
+/// A machine that is restored.
 pub struct Snapshot {
     pub saved: Saved,
-    pub memory: File,
-    from: Restore,
+    pub memory: Contents,
+}
+
+/// The contents of its memory.
+pub enum Contents {
+    File(File, Restore),
+    Received(Received),
+}
+
+/// The memory of a machine that came from another process.
+pub struct Received {
+    pub ram: Arc<GuestMemoryMmap>,
+    /// The memory of each device: its pages that are not zero, by their offsets.
+    pub devices: Vec<BTreeMap<usize, Vec<u8>>>,
 }
 
 /// The snapshot whose contents the machine's memory had at first.
@@ -179,6 +193,10 @@ impl Snapshot {
         refused(opened.with_context(|| format!("--restore {}", from.dir.display())))
     }
 
+    pub fn received(saved: Saved, memory: Received) -> Self {
+        Self { saved, memory: Contents::Received(memory) }
+    }
+
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
         let file = match File::open(from.dir.join(MACHINE)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -189,17 +207,17 @@ impl Snapshot {
         let saved = Saved::read(&file).context(MACHINE)?;
         let memory = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
         memory::check_length(&memory, &saved.memory).context(MEMORY)?;
-        Ok(Self { saved, memory, from: from.clone() })
+        Ok(Self { saved, memory: Contents::File(memory, from.clone()) })
     }
 
     /// Checks the contents of memory, unless they are not to be checked or are read later anyway.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.from.unchecked || self.from.copy {
+        let Contents::File(file, from) = &self.memory else { return Ok(()) };
+        if from.unchecked || from.copy {
             return Ok(());
         }
-        let checked = memory::check(&self.memory, &self.saved.memory).context(MEMORY);
-        let checked = checked.with_context(|| format!("--restore {}", self.from.dir.display()));
-        refused(checked)
+        let checked = memory::check(file, &self.saved.memory).context(MEMORY);
+        refused(checked.with_context(|| format!("--restore {}", from.dir.display())))
     }
 
     /// Guest RAM with the contents of the snapshot.
@@ -208,20 +226,19 @@ impl Snapshot {
         memory: &Memory,
         ranges: &[Range<u64>],
     ) -> anyhow::Result<Arc<GuestMemoryMmap>> {
+        let (file, from) = match &self.memory {
+            Contents::File(file, from) => (file, from),
+            Contents::Received(received) => return Ok(received.ram.clone()),
+        };
         // Memory in huge pages cannot be that of a file.
-        if !self.from.copy && memory.hugepages.is_none() {
-            return ram::map(memory, ranges, Some(&self.memory));
+        if !from.copy && memory.hugepages.is_none() {
+            return ram::map(memory, ranges, Some(file));
         }
         let ram = ram::map(memory, ranges, None)?;
         for (region, (at, part)) in ram.iter().zip(memory::places(&self.saved.memory)) {
-            memory::read(&self.memory, at, part, &region.get_mmap()).context("memory")?;
+            memory::read(file, at, part, &region.get_mmap()).context("memory")?;
         }
         Ok(ram)
-    }
-
-    /// Where in the file, and in which parts, the memory of devices is.
-    pub fn device_memory(&self, regions: usize) -> impl Iterator<Item = (u64, &Part)> {
-        memory::places(&self.saved.memory).skip(regions)
     }
 }
 

@@ -14,6 +14,8 @@ pub enum Status {
     Snapshot = 66,
     /// KVM cannot run the guest (internal error, failed entry).
     Guest = 70,
+    /// The machine runs on elsewhere (`vmm ctl migrate`).
+    Moved = 75,
     /// The jail forbids a system call.
     Jail = 77,
     /// KVM is missing or unusable. The reference image uses the same status.

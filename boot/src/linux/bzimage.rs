@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use linux_loader::loader::{BzImage, KernelLoader};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::{Entrance, KERNEL_MIN, Kernel, Source, check_range, read_up_to};
 use crate::layout::Ram;
@@ -50,7 +50,7 @@ impl Header {
 
 /// Loads the kernel of `length` bytes at 1 MiB. The kernel then moves itself to its final address.
 pub(super) fn load<F: Source>(
-    memory: &GuestMemoryMmap,
+    memory: &impl GuestMemoryBackend,
     file: &mut F,
     length: u64,
     ram: Ram,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use anyhow::{Context, Result, bail, ensure};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{Elf, KernelLoader};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::GuestMemoryBackend;
 
 use super::{Entrance, Kernel, Source, check_range, read_up_to, write};
 use crate::layout::Ram;
@@ -47,7 +47,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
 }
 
 pub(super) fn load<F: Source>(
-    memory: &GuestMemoryMmap,
+    memory: &impl GuestMemoryBackend,
     file: &mut F,
     length: u64,
     ram: Ram,
@@ -193,7 +193,7 @@ fn pvh_entry<F: Read + Seek>(file: &mut F, segment: &Segment) -> Result<Option<u
 }
 
 /// The caller has checked `range`.
-fn clear(memory: &GuestMemoryMmap, range: Range<u64>) -> Result<()> {
+fn clear(memory: &impl GuestMemoryBackend, range: Range<u64>) -> Result<()> {
     let zeros = [0; 0x1_0000];
     let mut at = range.start;
     while at < range.end {

@@ -2,6 +2,8 @@
 
 use std::io::Cursor;
 
+use vm_memory::GuestMemoryMmap;
+
 use super::*;
 use crate::e820;
 use crate::layout::PCIEXBAR;

@@ -26,8 +26,9 @@ mod timer;
 mod tray;
 mod uring;
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,14 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
+/// An open file whose lock is held.
+pub struct LockedFile {
+    pub file: Arc<File>,
+    /// The lock excludes all other machines that know this file. That of a device excludes only
+    /// those that use the same device node.
+    pub exclusive: bool,
+}
+
 /// One disk, open and locked.
 pub trait Image: Send + Sync {
     fn geometry(&self) -> Geometry;
@@ -70,9 +79,9 @@ pub trait Image: Send + Sync {
     fn complete(&self) -> std::io::Result<()> {
         Ok(())
     }
-    /// The file as it is now. Nothing if the image is not one.
-    fn metadata(&self) -> std::io::Result<Option<Metadata>> {
-        Ok(None)
+    /// The open file, with its lock. Nothing if the image is not one.
+    fn file(&self) -> Option<LockedFile> {
+        None
     }
     /// The files that this one is based on, as they are now.
     fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {

@@ -37,6 +37,7 @@ pub mod mac;
 pub mod memory;
 pub mod net;
 pub mod pci;
+pub mod ram;
 pub mod size;
 pub mod smram;
 pub mod sound;

@@ -35,6 +35,25 @@ pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_RDLCK)
 }
 
+/// Gives an exclusive lock up, for a machine that continues elsewhere.
+pub fn release(file: &File) -> io::Result<()> {
+    set(file, libc::F_UNLCK).map_err(io::Error::from)
+}
+
+/// Takes an exclusive lock again. Returns false if another machine holds one.
+pub fn take_again(file: &File) -> io::Result<bool> {
+    match set(file, libc::F_WRLCK) {
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        taken => taken.map(|()| true).map_err(io::Error::from),
+    }
+}
+
+/// Whether another machine has locked this file, which is not a device.
+pub fn is_taken(path: &Path) -> io::Result<bool> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    Ok(!take_again(&file)?)
+}
+
 /// Opens a block device for writing and with `O_EXCL`. This excludes other claims under any device
 /// node, also in other containers, and claims of the host itself (a mount). It does not exclude
 /// processes that open the device without `O_EXCL`. If the device is in use, the error names the
@@ -74,19 +93,18 @@ fn user(device: &Path) -> Option<String> {
     })
 }
 
+fn set(file: &File, kind: i32) -> Result<(), Errno> {
+    // The kinds are small numbers. Length 0 means: to the end, also when the file grows.
+    let [l_type, l_whence] = [kind, libc::SEEK_SET].map(|it| i16::try_from(it).unwrap_or(i16::MAX));
+    let whole = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&whole)).map(drop)
+}
+
 fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
-    // Length 0 means: to the end, also when the file grows.
-    let whole = libc::flock {
-        l_type: i16::try_from(kind)?,
-        l_whence: i16::try_from(libc::SEEK_SET)?,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
     let start = Instant::now();
     loop {
-        match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => return Ok(()),
+        match set(file, kind) {
+            Ok(()) => return Ok(()),
             Err(Errno::EAGAIN | Errno::EACCES) => {}
             Err(error) => {
                 return Err(error).with_context(|| format!("lock on {}", path.display()));
@@ -164,6 +182,10 @@ mod test {
         let error = exclusive(&open(), file.path()).unwrap_err().to_string();
         assert!(error.contains(&format!("in use by process {} (", std::process::id())), "{error}");
         drop((one, two));
-        exclusive(&open(), file.path()).unwrap();
+        let (one, two) = (open(), open());
+        exclusive(&one, file.path()).unwrap();
+        assert!(!take_again(&two).unwrap());
+        release(&one).unwrap();
+        assert!(take_again(&two).unwrap() && !take_again(&one).unwrap());
     }
 }

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::ram::GuestMemoryMmap;
 use serde::{Deserialize, Serialize};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::bitmap::Bitmap as _;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::smram::{self, TSEG_MIB};
@@ -119,6 +121,26 @@ impl Memory {
         self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
 
+    /// Whether the pages are recorded that this process writes.
+    pub fn records_writes(&self) -> bool {
+        self.views.now().iter().next().is_some_and(|first| first.get_mmap().bitmap().records())
+    }
+
+    /// Records that the kernel has written these pieces for this process, perhaps in part, and
+    /// perhaps before the gate closed.
+    pub fn wrote(&self, pieces: &[Piece]) {
+        if !self.records_writes() {
+            return;
+        }
+        for piece in pieces {
+            let (start, length) = (GuestAddress(piece.address), piece.length as usize);
+            // The kernel wrote nothing from the first address on that is no memory.
+            for slice in self.views.now().get_slices(start, length).map_while(Result::ok) {
+                slice.bitmap().mark_dirty(0, slice.len());
+            }
+        }
+    }
+
     /// Fills `data` from the pieces, in order. Also fails if they are shorter than `data`.
     pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
         let mut rest = data;
@@ -166,7 +188,6 @@ pub fn subrange(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
 
 #[cfg(test)]
 mod test {
-    use vm_memory::GuestMemoryBackend as _;
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::*;
@@ -200,6 +221,21 @@ mod test {
                 assert_eq!(handle.ungated_ram().address_in_range(GuestAddress(LOW - 1)), mib == 0);
             }
         }
+    }
+
+    #[test]
+    fn the_kernels_writes_are_recorded_while_asked() {
+        let ranges = [(GuestAddress(0), 64 * 4096), (GuestAddress(1 << 32), 64 * 4096)];
+        let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()));
+        let piece = |address, length| Piece { address, length };
+        let written = || {
+            memory.wrote(&[piece(4096, 4097), piece(62 * 4096, 4 * 4096), piece(u64::MAX, 9)]);
+            let regions = memory.views.now().iter();
+            regions.map(|it| it.get_mmap().bitmap().take()).collect::<Vec<_>>()
+        };
+        assert_eq!(written(), [Vec::<u64>::new(), Vec::new()]);
+        memory.views.now().iter().for_each(|it| it.get_mmap().bitmap().record(true));
+        assert_eq!(written(), [[0b11 << 62 | 0b110], [0]]);
     }
 
     #[test]

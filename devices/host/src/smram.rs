@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use vm_memory::{Address as _, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use crate::ram::GuestMemoryMmap;
+use vm_memory::{Address as _, GuestMemoryBackend, GuestMemoryRegion};
 
 /// Segment A: the RAM behind the VGA window.
 pub const SEGMENT_A: Range<u64> = 0xa_0000..0xc_0000;

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use host::ram::GuestMemoryMmap;
+use vm_memory::GuestAddress;
 
 use super::card::Card;
 use super::receive::{self, Delivery};

@@ -130,7 +130,8 @@ fn each(
 mod test {
     use std::sync::Arc;
 
-    use vm_memory::{GuestAddress, GuestMemoryMmap};
+    use host::ram::GuestMemoryMmap;
+    use vm_memory::GuestAddress;
 
     use super::*;
 

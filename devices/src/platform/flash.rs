@@ -31,6 +31,7 @@ use crate::alarm::Alarm;
 use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::hypervisor::{Backing, GuestAccess};
+use host::disk::Disks;
 use host::lock;
 
 /// `--device flash,code=OVMF_CODE_4M.fd,vars=VARS.fd`
@@ -91,7 +92,8 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let code = read(&open(&self.code, false)?, &self.code)?;
         check_code(&self.code, &code)?;
-        let vars = self.vars.as_deref().map(|path| self.vars(path)).transpose()?;
+        let disks = grants.shared().disks.clone();
+        let vars = self.vars.as_deref().map(|path| self.vars(path, &disks)).transpose()?;
         let total = code.len() + vars.as_ref().map_or(0, |(bytes, _)| bytes.len());
         ensure!(
             total as u64 <= MAX_SIZE,
@@ -116,7 +118,7 @@ impl Build for Config {
 }
 
 impl Config {
-    fn vars(&self, path: &Path) -> anyhow::Result<(Vec<u8>, Writes)> {
+    fn vars(&self, path: &Path, disks: &Disks) -> anyhow::Result<(Vec<u8>, Writes)> {
         let file = open(path, !self.readonly)?;
         // Lock before reading, so that no other process is in the middle of writing.
         if self.readonly {
@@ -129,7 +131,9 @@ impl Config {
         let writes = if self.readonly {
             Writes::Memory
         } else {
-            Writes::File(Store::new(path, file, bytes.len() as u64))
+            let store = Store::new(path, file, bytes.len() as u64);
+            disks.add_locked(&store.file.file);
+            Writes::File(store)
         };
         Ok((bytes, writes))
     }
@@ -400,7 +404,7 @@ struct Store {
 
 /// The file, shared with the thread that flushes it.
 struct SyncedFile {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     /// There are writes to flush, and the alarm is set.
     unsynced: AtomicBool,
@@ -433,7 +437,7 @@ impl Store {
     fn new(path: &Path, file: File, size: u64) -> Self {
         let [unsynced, lost, logged] = [const { AtomicBool::new(false) }; 3];
         let path = path.to_owned();
-        let file = Arc::new(SyncedFile { file, path, unsynced, lost, logged });
+        let file = Arc::new(SyncedFile { file: Arc::new(file), path, unsynced, lost, logged });
         Self { file, size, alarm: None, outdated: BTreeSet::new() }
     }
 

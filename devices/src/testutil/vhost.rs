@@ -5,7 +5,8 @@ use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, ensure};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use host::ram::GuestMemoryMmap;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use host::net::vhost::{Kernel, Ring, Vhost};

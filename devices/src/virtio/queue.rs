@@ -14,10 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use anyhow::{Context, bail, ensure};
+use host::ram::GuestMemoryMmap;
 use serde::{Deserialize, Serialize};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue as Indices, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;

@@ -12,7 +12,7 @@ const SIZE_OF_MAPPING: usize = 64 << 20;
 
 pub(crate) fn load(data: &[u8]) {
     let ranges = [(GuestAddress(0), SIZE_OF_MAPPING)];
-    let memory = GuestMemoryMmap::from_ranges(&ranges).expect("memory");
+    let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&ranges).expect("memory");
     let ram = Ram::new(SIZE);
     let e820 = boot::e820::for_direct_boot(ram, &layout::PCIEXBAR);
     let (mut kernel, command_line) = (Cursor::new(data), "console=ttyS0");

@@ -28,6 +28,7 @@ mod input;
 mod intrinsics;
 mod io;
 mod keys;
+mod load;
 mod memory;
 mod moves;
 mod msix;
@@ -128,12 +129,13 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     } else if words.get("show").is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         show::run(&mut session, &start, &cpu, words);
-    } else if ["disk", "net", "moves"].iter().any(|key| words.get(key).is_some()) {
+    } else if ["disk", "net", "moves", "memory"].iter().any(|key| words.get(key).is_some()) {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         pci::move_bars(&mut session, words);
         disk::run(&mut session, &start, &cpu, words);
         net::run(&mut session, &start, &cpu, words);
         rebalance::run(&mut session, &start, &cpu, words);
+        load::run(&mut session, &start, &cpu, words);
     }
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {

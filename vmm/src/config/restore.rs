@@ -1,8 +1,9 @@
-//! `--restore`: options over those of a snapshot.
+//! `--restore` and `--incoming`: options over those of a snapshot, or of a machine that arrives.
 
 use std::path::PathBuf;
 
 use host::keyvalue;
+use host::listen::UnixAddress;
 use serde::de::MapAccess;
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,28 @@ impl OptionValue for Option<Restore> {
 
     fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
         Restore::deserialize(MapAccessDeserializer::new(map)).map(Some)
+    }
+}
+
+/// Where a machine arrives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Incoming {
+    pub socket: UnixAddress,
+    #[serde(default)]
+    pub options: Options,
+}
+
+impl OptionValue for Option<Incoming> {
+    const JSON_FORMS: &'static str = "a socket or an object";
+
+    fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(keyvalue::parse(text, Some("socket"))?);
+        Ok(())
+    }
+
+    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
+        Incoming::deserialize(MapAccessDeserializer::new(map)).map(Some)
     }
 }
 

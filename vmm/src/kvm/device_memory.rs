@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use anyhow::ensure;
 use devices::hypervisor::Backing;
 use devices::pages::Pages;
+use host::ram::MmapRegion;
 use kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES;
 use kvm_ioctls::VmFd;
-use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, VolatileMemory};
 
 use super::fd::{self, Slot};
-use super::smm;
+use super::ram_slots;
 
 /// The I/O APIC and the local APICs. A slot would hide them; in a PC, they hide the memory behind
 /// them.
@@ -39,7 +40,7 @@ impl Place {
     /// memory whose writes are tracked reach the device.
     fn set(&self, slot: Slot, host: Option<&MmapRegion>) -> anyhow::Result<()> {
         if self.smm && !tracks_writes(slot) {
-            let number = smm::slot_in(smm::IN_SMM, slot.number);
+            let number = ram_slots::slot_in(ram_slots::IN_SMM, slot.number);
             fd::set_slot(&self.vm, Slot { number, ..slot }, host)?;
         }
         fd::set_slot(&self.vm, slot, host)

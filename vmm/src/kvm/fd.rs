@@ -6,12 +6,12 @@ use std::ptr;
 use std::sync::Once;
 
 use anyhow::Context;
+use host::ram::MmapRegion;
 use kvm_bindings::{
     CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_device_attr, kvm_reinject_control,
     kvm_userspace_memory_region, kvm_xsave,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::MmapRegion;
 use vmm_sys_util::fam::FamStruct as _;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};

@@ -6,26 +6,15 @@
 //! processors run.
 
 use std::cell::Cell;
-use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use devices::hypervisor;
 use host::smram::{self, Smram};
 use kvm_bindings::{KVM_CAP_X86_MSR_FILTER, kvm_msi};
 use kvm_ioctls::{Cap, Kvm, VmFd};
-use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap};
 
-use super::fd::{self, Slot};
-
-/// Address space of a slot, bits 31:16 of its number.
-pub(super) const NORMAL: u32 = 0;
-pub(super) const IN_SMM: u32 = 1;
-
-/// The number of the same slot in another address space.
-pub(super) fn slot_in(space: u32, number: u32) -> u32 {
-    space << 16 | number & 0xffff
-}
+use super::ram_slots::{IN_SMM, NORMAL, RamSlots};
 
 /// The error names what the host lacks.
 pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
@@ -77,56 +66,27 @@ pub(super) fn set_processor(apic_id: u32) {
 }
 
 pub(super) struct Smm {
+    ram: Arc<RamSlots>,
     vm: Arc<VmFd>,
-    ram: Arc<GuestMemoryMmap>,
     apic_ids: Vec<u32>,
-    slots: Mutex<Vec<RamSlot>>,
-}
-
-/// A region of RAM in one of the address spaces.
-struct RamSlot {
-    slot: Slot,
-    /// The index of the region.
-    region: usize,
-    mapped: bool,
 }
 
 impl Smm {
-    /// The regions of `ram` must be those of [`smram::parts`]. Their slots are numbered from 0 in
-    /// both address spaces.
+    /// The regions of `ram` must be those of [`smram::parts`], in both address spaces.
     pub(super) fn new(
         vm: Arc<VmFd>,
-        ram: Arc<GuestMemoryMmap>,
+        ram: Arc<RamSlots>,
         apic_ids: Vec<u32>,
     ) -> anyhow::Result<Self> {
-        let mut slots = Vec::new();
-        for space in [NORMAL, IN_SMM] {
-            for (index, region) in ram.iter().enumerate() {
-                let number = slot_in(space, u32::try_from(index)?);
-                let slot = Slot { number, flags: 0, guest: smram::range(region).start };
-                slots.push(RamSlot { slot, region: index, mapped: false });
-            }
-        }
-        let smm = Self { vm, ram, apic_ids, slots: Mutex::new(slots) };
+        let smm = Self { ram, vm, apic_ids };
         smm.map(Smram::default())?;
         Ok(smm)
     }
 
     /// Adds and removes slots so that they show the RAM that `smram` does not hide.
     fn map(&self, smram: Smram) -> anyhow::Result<()> {
-        let low_ram = smram::low_ram(&self.ram);
-        let mut slots = self.slots.lock().expect("no thread panicked");
-        for it in slots.iter_mut() {
-            let region = self.ram.iter().nth(it.region).context("a region of memory")?;
-            let in_smm = it.slot.number >> 16 == IN_SMM;
-            let wanted = smram.shows(&smram::range(region), low_ram, in_smm);
-            if wanted != it.mapped {
-                let mapping = region.get_mmap();
-                fd::set_slot(&self.vm, it.slot, wanted.then_some(&*mapping))?;
-                it.mapped = wanted;
-            }
-        }
-        Ok(())
+        let low_ram = smram::low_ram(&self.ram.ram);
+        self.ram.map(|part, space| smram.shows(part, low_ram, space == IN_SMM))
     }
 
     /// Whether a processor outside of SMM may write this value to one of the filtered registers,
@@ -136,18 +96,9 @@ impl Smm {
         let all = page..page + 4096;
         match index {
             APIC_BASE => page == DEFAULT_APIC_PAGE && is_change_of_mode(old, value),
-            SIMP => value & 1 == 0 || self.visible(&all).first() == Some(&all),
+            SIMP => value & 1 == 0 || self.ram.shown(NORMAL, &all).first() == Some(&all),
             _ => false,
         }
-    }
-
-    /// The parts of `range` that are RAM outside of system-management mode.
-    pub(super) fn visible(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let slots = self.slots.lock().expect("no thread panicked");
-        let seen = slots.iter().filter(|it| it.mapped && it.slot.number >> 16 == NORMAL);
-        let regions = seen.filter_map(|it| self.ram.iter().nth(it.region)).map(smram::range);
-        let parts = regions.map(|it| it.start.max(range.start)..it.end.min(range.end));
-        parts.filter(|part| !part.is_empty()).collect()
     }
 }
 

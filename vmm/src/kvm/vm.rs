@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use anyhow::Context;
 use devices::device::Kind;
 use devices::hypervisor::{self, Backing, Doorbell, GuestAccess, Hypervisor, Pin, Route};
+use host::ram::{GuestMemoryMmap, MmapRegion};
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC,
     KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
@@ -17,11 +18,12 @@ use kvm_ioctls::{
     NoDatamatch, VmFd,
 };
 use serde::{Deserialize, Serialize};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
+use vm_memory::GuestMemoryBackend as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device_memory::{CHIPS, DeviceMemory, Place};
 use super::fd::{self, Slot};
+use super::ram_slots::{IN_SMM, NORMAL, RamSlots};
 use super::routes::{Irqfd, PINS, Table};
 use super::smm::{self, Smm};
 use super::state::{Chips, Clock};
@@ -43,8 +45,7 @@ pub struct State {
 /// A virtual machine without processors.
 pub struct Vm {
     pub(super) fd: Arc<VmFd>,
-    /// Kept alive as long as KVM maps it.
-    ram: Arc<GuestMemoryMmap>,
+    ram: Arc<RamSlots>,
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
     device_memory: Mutex<Vec<Weak<DeviceMemory>>>,
@@ -63,17 +64,16 @@ impl Vm {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
         let next_slot = Mutex::new(u32::try_from(ram.num_regions())?);
+        let spaces = if smm.is_some() { &[NORMAL, IN_SMM][..] } else { &[NORMAL] };
+        let ram = Arc::new(RamSlots::new(fd.clone(), ram.clone(), spaces)?);
         let smm = match smm {
             Some(apic_ids) => Some(Arc::new(Smm::new(fd.clone(), ram.clone(), apic_ids.to_vec())?)),
             None => {
-                for (number, region) in (0..).zip(ram.iter()) {
-                    let slot = Slot { number, flags: 0, guest: region.start_addr().0 };
-                    fd::set_slot(&fd, slot, Some(&region.get_mmap()))?;
-                }
+                ram.map(|_, _| true)?;
                 None
             }
         };
-        let (ram, power_on) = (ram.clone(), None.into());
+        let power_on = None.into();
         Ok(Self { fd, ram, next_slot, table, device_memory: Mutex::default(), power_on, smm })
     }
 
@@ -121,6 +121,16 @@ impl Vm {
             .iter()
             .filter_map(Weak::upgrade)
             .collect()
+    }
+
+    /// Begins or ends recording of all pages of RAM that are written. The machine must be parked.
+    pub fn record_writes(&self, on: bool) -> anyhow::Result<()> {
+        self.ram.record_writes(on)
+    }
+
+    /// Adds the pages that processors have written to those that this process has written.
+    pub fn collect_writes(&self) -> anyhow::Result<()> {
+        self.ram.collect_writes()
     }
 
     /// The state for a snapshot, with the clocks of an earlier moment. The processors must be
@@ -224,7 +234,7 @@ impl Hypervisor for Vm {
             GuestAccess::ReadWrite => 0,
             GuestAccess::Tracked => KVM_MEM_LOG_DIRTY_PAGES,
         };
-        let ram = self.ram.iter().map(smram::range).collect();
+        let ram = self.ram.ram.iter().map(smram::range).collect();
         let guest = Place { vm: self.fd.clone(), ram, smm: self.smm.is_some() };
         let memory = Arc::new(DeviceMemory::new(guest, region, self.slot(flags)));
         self.device_memory.lock().expect("no thread panicked").push(Arc::downgrade(&memory));
@@ -232,12 +242,9 @@ impl Hypervisor for Vm {
     }
 
     fn release(&self, range: Range<u64>) {
-        match &self.smm {
-            // The guest's system must not clear the memory of SMM.
-            Some(smm) => {
-                smm.visible(&range).into_iter().for_each(|part| ram::release(&self.ram, part));
-            }
-            None => ram::release(&self.ram, range),
+        // The guest's system must not clear the memory of SMM.
+        for part in self.ram.shown(NORMAL, &range) {
+            ram::release(&self.ram.ram, part);
         }
     }
 

@@ -8,8 +8,9 @@ use anyhow::Context;
 use boot::linux::{self, Boot, Mode, Start};
 use boot::{acpi, e820, layout};
 use devices::bus::Spaces;
+use host::ram::GuestMemoryMmap;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
-use vm_memory::{GuestMemoryMmap, ReadVolatile};
+use vm_memory::ReadVolatile;
 
 use super::bars;
 use super::description::Description;

@@ -8,8 +8,9 @@ use devices::board::Board;
 use devices::grants::Claim;
 use devices::hypervisor::fake::FakeHypervisor;
 use host::memory::Memory;
+use host::ram::GuestMemoryMmap;
 use serde_json::{Value, json};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::Plan;
 use super::saved::layout;

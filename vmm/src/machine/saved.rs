@@ -12,17 +12,21 @@ use devices::board::Board;
 use devices::device;
 use devices::grants::Claim;
 use devices::registry;
+use host::ram::{GuestRegionMmap, MmapRegion};
 use host::uuid::Uuid;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
-use vm_memory::{GuestMemoryBackend as _, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestMemoryBackend as _, VolatileMemory as _};
 
 use super::{Machine, Plan};
 use crate::config::Config;
 use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vm::Vm;
+use crate::migration::Hello;
+use crate::migration::pages::Contents;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
-use crate::snapshot::{Mark, Moment, Origin, Saved, Snapshot, Then, memory, refused};
+use crate::snapshot::{self, Mark, Moment, Origin, Saved, Snapshot, Then, memory, refused};
 
 /// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
@@ -84,23 +88,28 @@ pub(super) fn marks(
 impl Snapshot {
     /// The saved features of each processor, if this host has them.
     pub(super) fn cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
-        refused(self.known_cpuid(plan))
-    }
-
-    fn known_cpuid(&self, plan: &Plan) -> anyhow::Result<Vec<Vec<Leaf>>> {
         let saved = &self.saved.cpuid;
-        ensure!(
-            saved.len() == plan.apic_ids.len() && self.saved.moment.processors.len() == saved.len(),
-            "the snapshot has {} processors, and this machine {}: start it with `--cpus {}`",
-            saved.len(),
-            plan.apic_ids.len(),
-            self.saved.config.cpus
-        );
-        for (index, saved) in (0..).zip(saved) {
-            cpuid::check(saved, plan.model.of(index)?.as_slice())?;
-        }
-        Ok(saved.clone())
+        refused(compare_cpuid(saved, plan).and_then(|()| {
+            let complete = self.saved.moment.processors.len() == saved.len();
+            ensure!(complete, "it does not have the state of each processor");
+            Ok(saved.clone())
+        }))
     }
+}
+
+/// Fails if this host lacks features of the saved processors.
+pub(super) fn compare_cpuid(saved: &[Vec<Leaf>], plan: &Plan) -> anyhow::Result<()> {
+    ensure!(
+        saved.len() == plan.apic_ids.len(),
+        "the snapshot has {} processors, and this machine {}: start it with `--cpus {}`",
+        saved.len(),
+        plan.apic_ids.len(),
+        saved.len()
+    );
+    for (index, saved) in (0..).zip(saved) {
+        cpuid::check(saved, plan.model.of(index)?.as_slice())?;
+    }
+    Ok(())
 }
 
 impl Machine {
@@ -118,6 +127,15 @@ impl Machine {
         let memory = self.save_memory(memory, limit).context("memory")?;
         self.add_late_interrupts()?;
         limit.check()?;
+        let saved = self.describe(then, memory)?;
+        let written = saved.write(machine);
+        self.parked = Some(saved.moment);
+        written.map(|()| saved.memory)
+    }
+
+    /// All but the contents of memory. The caller gives the moment back, at which the machine is
+    /// parked.
+    fn describe(&mut self, then: Then, memory: Vec<memory::Part>) -> anyhow::Result<Saved> {
         let mut files = self.current_marks()?;
         files.extend(self.backing_marks()?);
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
@@ -125,10 +143,46 @@ impl Machine {
         let (layout, generation) = (self.built.layout.clone(), self.generation.show());
         // If the process of a machine that is asleep ends, the machine has ended with its snapshot.
         let then = if then == Then::Sleep { Then::Quit } else { then };
-        let saved = Saved { config, then, layout, cpuid, moment, generation, files, memory };
-        let written = saved.write(machine);
+        Ok(Saved { config, then, layout, cpuid, moment, generation, files, memory })
+    }
+
+    /// The description of a machine that departs, for the other end.
+    pub fn hello(&self) -> anyhow::Result<Vec<u8>> {
+        self.can_be_saved(Then::Quit)?;
+        let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
+        let parts = self.mappings().map(|it| it.size() as u64).collect();
+        let vmm = env!("CARGO_PKG_VERSION").into();
+        Ok(serde_json::to_vec(&Hello { vmm, config, cpuid, parts })?)
+    }
+
+    /// The contents of memory, to be sent.
+    pub fn contents(&self) -> Contents {
+        let ram = self.ram.iter().map(GuestRegionMmap::get_mmap).collect();
+        let devices = self.vm.device_memory().into_iter().map(|it| it.contents()).collect();
+        Contents::new(ram, devices, self.pages.clone())
+    }
+
+    /// The state of a machine that departs and stands still. `paused`: its processors wait.
+    pub fn state(&mut self, paused: bool) -> anyhow::Result<(Vec<u8>, Vec<Mark>)> {
+        self.add_late_interrupts()?;
+        let then = if paused { Then::Pause } else { Then::Quit };
+        let parts = self.mappings().map(|it| memory::Part::sent(it.size() as u64)).collect();
+        let saved = self.describe(then, parts)?;
+        let state = serde_json::to_vec(&saved);
         self.parked = Some(saved.moment);
-        written.map(|()| saved.memory)
+        Ok((state?, saved.files))
+    }
+
+    /// The files of its disks, as they are now.
+    pub fn files(&self) -> anyhow::Result<Vec<Mark>> {
+        Ok([self.current_marks()?, self.backing_marks()?].concat())
+    }
+
+    /// Begins or ends recording of the pages of RAM that are written. When it begins, the machine
+    /// must be parked.
+    pub fn record_writes(&self, on: bool) -> anyhow::Result<Arc<Vm>> {
+        self.vm.record_writes(on)?;
+        Ok(self.vm.clone())
     }
 
     /// Gives the memory back to the host, after `save`: until it is used again, it is in this file.
@@ -176,7 +230,8 @@ impl Machine {
         );
         marks(&self.built.files, &self.config, |name| {
             let drive = open.iter().find(|it| it.0 == name);
-            drive.map_or(Ok(None), |(_, drive)| drive.image.metadata())
+            let file = drive.and_then(|(_, drive)| drive.image.file());
+            file.map(|it| it.file.metadata()).transpose()
         })
     }
 
@@ -295,14 +350,16 @@ impl Machine {
 
     /// Continues from a snapshot, after `build` with it. `resume` starts the processors.
     pub fn restore(&mut self, snapshot: Snapshot) -> anyhow::Result<()> {
-        let regions = self.ram.num_regions();
-        let device_memory = self.vm.device_memory();
-        for (backing, (at, part)) in device_memory.iter().zip(snapshot.device_memory(regions)) {
-            let contents = backing.overwrite();
-            memory::read(&snapshot.memory, at, part, &contents).context("memory of a device")?;
-        }
+        self.fill_device_memory(&snapshot)?;
         let Saved { moment, generation, then, files, memory: parts, .. } = snapshot.saved;
-        self.origin = Some(Origin { file: snapshot.memory, parts });
+        let moved = matches!(snapshot.memory, snapshot::Contents::Received(_));
+        self.waits = match snapshot.memory {
+            snapshot::Contents::File(file, from) => {
+                self.origin = Some(Origin { file, parts });
+                from.paused
+            }
+            snapshot::Contents::Received(_) => then == Then::Pause,
+        };
         self.board.park();
         if self.direct.is_some() {
             self.generation.started_directly();
@@ -315,7 +372,7 @@ impl Machine {
         let before = Uuid::from_str(&generation)?;
         let now = match &self.built.generation {
             Some(id) => Uuid::from_str(id)?,
-            None if then == Then::Quit && goes_on_once => before,
+            None if moved || then == Then::Quit && goes_on_once => before,
             None => Uuid::random()?,
         };
         self.generation.restore(before);
@@ -323,6 +380,28 @@ impl Machine {
             && let Err(error) = self.renew(now)
         {
             tracing::warn!("the guest does not learn of its new VM Generation ID: {error:#}");
+        }
+        Ok(())
+    }
+
+    fn fill_device_memory(&self, snapshot: &Snapshot) -> anyhow::Result<()> {
+        let regions = self.ram.num_regions();
+        let places = memory::places(&snapshot.saved.memory).skip(regions);
+        for (index, (backing, (at, part))) in self.vm.device_memory().iter().zip(places).enumerate()
+        {
+            let contents = backing.overwrite();
+            match &snapshot.memory {
+                snapshot::Contents::File(file, _) => {
+                    memory::read(file, at, part, &contents).context("memory of a device")?;
+                }
+                snapshot::Contents::Received(received) => {
+                    for (offset, page) in received.devices.get(index).into_iter().flatten() {
+                        let whole = contents.as_volatile_slice();
+                        let place = whole.subslice(*offset, page.len());
+                        place.context("memory of a device")?.copy_from(page);
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -394,7 +473,13 @@ impl Machine {
 
 /// The configuration without what belongs to one process or one life.
 fn portable(config: &Config) -> Config {
-    Config { restore: None, vmgenid: None, die_with: Default::default(), ..config.clone() }
+    Config {
+        restore: None,
+        incoming: None,
+        vmgenid: None,
+        die_with: Default::default(),
+        ..config.clone()
+    }
 }
 
 /// Fails if the devices of a snapshot and of a machine are not the same.

@@ -50,10 +50,7 @@ impl MainLoop {
                 status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
                 saved
             }
-            Command::Await => {
-                self.await_frame(request);
-                return None;
-            }
+            Command::MigrateCancel => self.cancel_migration(),
             Command::Reset => self.reset(Reset::ByCommand).map(|()| json!({})),
             Command::PowerButton => press(&self.machine.shared().buttons),
             Command::Nmi => self.nmi(),
@@ -70,18 +67,7 @@ impl MainLoop {
             Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
             Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
                 .map_err(|error| self.jail.explain(error)),
-            Command::Screenshot => {
-                request.answer_picture(self.screenshot());
-                return None;
-            }
             Command::Key { keys } => self.key(keys),
-            Command::Type { text } => {
-                match self.strokes(text) {
-                    Ok(strokes) => self.type_strokes(strokes, request),
-                    Err(error) => request.answer(Err(error)),
-                }
-                return None;
-            }
             Command::Pointer { x, y, buttons, wheel } => {
                 let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
                 self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
@@ -90,9 +76,31 @@ impl MainLoop {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
             }
+            Command::Await
+            | Command::Migrate { .. }
+            | Command::Screenshot
+            | Command::Type { .. } => return self.answer_by_itself(request, files),
         };
         request.answer(answer);
         status
+    }
+
+    /// Commands that take time, or whose answer is no line.
+    fn answer_by_itself(&mut self, request: Request, files: Vec<OwnedFd>) -> Option<u8> {
+        match &request.command {
+            Command::Await => self.await_frame(request),
+            Command::Migrate { pause, within, .. } => {
+                let (pause, within) = (*pause, *within);
+                self.depart(request, files, pause, within);
+            }
+            Command::Screenshot => request.answer_picture(self.screenshot()),
+            Command::Type { text } => match self.strokes(text) {
+                Ok(strokes) => self.type_strokes(strokes, request),
+                Err(error) => request.answer(Err(error)),
+            },
+            _ => request.answer(Ok(json!({}))),
+        }
+        None
     }
 
     fn status(&self) -> Value {
@@ -109,6 +117,8 @@ impl MainLoop {
             "uuid": self.machine.config.smbios.uuid,
             "vmgenid": self.machine.generation.show(),
             "jail": self.jail.status(),
+            // null unless the machine is being moved.
+            "migration": self.show_migration(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             // null if the kernel does not count them.
@@ -130,6 +140,7 @@ impl MainLoop {
         let parked = !works_while_parked(command) && self.machine.is_parked();
         match command {
             Command::Reset => asleep,
+            _ if self.migration.is_some() && changes_machine(command) => Some(MOVING),
             _ => parked.then_some(asleep.unwrap_or(PARKED)),
         }
     }
@@ -160,7 +171,7 @@ impl MainLoop {
     }
 
     /// Lets the devices continue after a snapshot. A machine whose devices do not is at its end.
-    fn unpark(&mut self) -> anyhow::Result<()> {
+    pub(super) fn unpark(&mut self) -> anyhow::Result<()> {
         let ran = self.machine.unpark();
         ran.map_err(|error| self.fail(error))
     }
@@ -245,7 +256,7 @@ impl MainLoop {
     }
 
     /// Pauses the processors for a state that can be saved. If there is none, they go on.
-    fn settle(&mut self, limit: Limit) -> anyhow::Result<()> {
+    pub(super) fn settle(&mut self, limit: Limit) -> anyhow::Result<()> {
         self.catch_up(limit)?;
         let refused = match (self.end.is_some(), self.holds) {
             (true, _) => "the machine is being shut down",
@@ -265,7 +276,7 @@ impl MainLoop {
                 return Err(error);
             }
             self.machine.pause();
-            let ended = match self.notices.try_recv() {
+            let ended = match self.notices.receiver.try_recv() {
                 Err(_) => return Ok(()),
                 Ok(Notice::Control(request)) => {
                     self.deferred.push_back(request);
@@ -403,6 +414,25 @@ impl MainLoop {
 const PARKED: &str =
     "the machine was saved or settled, and is paused: resume it first (`vmm ctl resume`)";
 const ASLEEP: &str = "the machine is asleep: wake it first (`vmm ctl resume`)";
+
+const MOVING: &str = "the machine is being moved: wait until it runs at the other end, or let it \
+                      stay (`vmm ctl migrate-cancel`)";
+
+/// Whether the machine would not be the one that is being moved any more.
+fn changes_machine(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Settle
+            | Command::Snapshot { .. }
+            | Command::Attach { .. }
+            | Command::Detach { .. }
+            | Command::Eject { .. }
+            | Command::Insert { .. }
+            | Command::Grow { .. }
+            | Command::Vmgenid { .. }
+            | Command::Migrate { .. }
+    )
+}
 
 /// Whether the command needs no running device.
 fn works_while_parked(command: &Command) -> bool {

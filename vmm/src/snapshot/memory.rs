@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use host::ram::MmapRegion;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use vm_memory::{MmapRegion, VolatileMemory as _};
+use vm_memory::VolatileMemory as _;
 
 use crate::ram;
 
@@ -30,6 +31,13 @@ pub struct Part {
     pub bytes: u64,
     /// The checksum of each mebibyte, or none if it has only zeros and the file has no data there.
     checksums: Vec<Option<u32>>,
+}
+
+impl Part {
+    /// A part whose contents are not in a file.
+    pub fn sent(bytes: u64) -> Self {
+        Self { bytes, checksums: Vec::new() }
+    }
 }
 
 /// The offset of each part in the file.
@@ -61,7 +69,7 @@ impl Pages {
 
     /// Whether all pages at this address are as they were at first, so that reading them, which
     /// makes the host allocate them, is not necessary.
-    fn unchanged(&self, address: usize, bytes: usize) -> bool {
+    pub fn unchanged(&self, address: usize, bytes: usize) -> bool {
         let Some(file) = &self.0 else { return false };
         let mut entries = vec![0; bytes.div_ceil(PAGE) * ENTRY];
         let read = file.read_exact_at(&mut entries, (address / PAGE * ENTRY) as u64);
@@ -250,7 +258,7 @@ mod test {
 
     /// Three mebibytes and a page: data, zeros, a page of data, and a last page.
     fn mapping() -> MmapRegion {
-        let region = MmapRegion::<()>::new(3 * CHUNK + PAGE).unwrap();
+        let region = MmapRegion::new(3 * CHUNK + PAGE).unwrap();
         let whole = region.as_volatile_slice();
         for (at, length) in [(0, CHUNK), (2 * CHUNK + 5 * PAGE, PAGE), (3 * CHUNK, PAGE)] {
             let noise: Vec<u8> = (1..=251).cycle().take(length).collect();
@@ -276,10 +284,10 @@ mod test {
             let found: Vec<_> = part.checksums.iter().map(Option::is_some).collect();
             assert_eq!(found, [true, false, true, true]);
             assert!(file.metadata().unwrap().blocks() * 512 <= (CHUNK + 4 * PAGE) as u64);
-            let again = MmapRegion::<()>::new(region.size()).unwrap();
+            let again = MmapRegion::new(region.size()).unwrap();
             read(&file, CHUNK as u64, &part, &again).unwrap();
             assert!(contents(&region) == contents(&again));
-            let small = MmapRegion::<()>::new(CHUNK).unwrap();
+            let small = MmapRegion::new(CHUNK).unwrap();
             read(&file, CHUNK as u64, &part, &small).unwrap_err();
         }
     }
@@ -290,7 +298,7 @@ mod test {
         file.write_all_at(&[7; PAGE], 0).unwrap();
         file.set_len(CHUNK as u64).unwrap();
         let offset = vm_memory::FileOffset::new(file, 0);
-        let region = MmapRegion::<()>::from_file(offset, CHUNK).unwrap();
+        let region = MmapRegion::from_file(offset, CHUNK).unwrap();
         let to = tempfile::tempfile().unwrap();
         let mut writer = Writer::new(&to, Limit::new(None));
         let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();

@@ -21,7 +21,7 @@ use super::raw::{Raw, check_size, open_locked};
 use super::rings::Rings;
 use super::threads::Threaded;
 use super::uring::Ring;
-use super::{Channel, Drive, Geometry, Image, qcow2};
+use super::{Channel, Drive, Geometry, Image, LockedFile, qcow2};
 use crate::fnv;
 use crate::memory::Memory;
 use crate::pci::Address;
@@ -353,8 +353,8 @@ impl Image for File {
         self.raw.sync()
     }
 
-    fn metadata(&self) -> io::Result<Option<Metadata>> {
-        self.raw.file.metadata().map(Some)
+    fn file(&self) -> Option<LockedFile> {
+        Some(self.raw.locked())
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

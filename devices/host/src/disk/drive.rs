@@ -2,6 +2,7 @@
 //!
 //! Controllers register their disk here when they are built, with a callback for changes of size.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -68,6 +69,8 @@ impl Drive {
 pub struct Disks {
     drives: Mutex<Vec<Weak<Drive>>>,
     trays: Mutex<Vec<Weak<dyn Tray>>>,
+    /// Files besides disks with a lock that excludes other machines.
+    locked: Mutex<Vec<Weak<File>>>,
 }
 
 impl Disks {
@@ -82,6 +85,20 @@ impl Disks {
         let mut trays = self.trays.lock().expect("no device panicked");
         trays.retain(|it| it.strong_count() > 0);
         trays.push(Arc::downgrade(tray));
+    }
+
+    pub fn add_locked(&self, file: &Arc<File>) {
+        self.locked.lock().expect("no device panicked").push(Arc::downgrade(file));
+    }
+
+    /// All open files with a lock that excludes other machines.
+    pub fn locks(&self) -> Vec<Arc<File>> {
+        let all = self.all();
+        let found = all.iter().filter_map(|it| it.image.file()).filter(|it| it.exclusive);
+        let mut locks: Vec<_> = found.map(|it| it.file).collect();
+        let others = self.locked.lock().expect("no device panicked");
+        locks.extend(others.iter().filter_map(Weak::upgrade));
+        locks
     }
 
     /// The drives whose medium can be removed.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::ram::GuestMemoryMmap;
 use rustix::event::{PollFd, PollFlags, poll};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::{Channel, Completion, Fault, Image, Operation, Request};
 use crate::memory::{Memory, Piece};

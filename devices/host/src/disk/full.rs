@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Completion, Fault, Geometry, Image, Operation, Request};
+use super::{Channel, Completion, Fault, Geometry, Image, LockedFile, Operation, Request};
 use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -91,8 +91,8 @@ impl Image for RetryWhenFull {
         self.inner.complete()
     }
 
-    fn metadata(&self) -> std::io::Result<Option<Metadata>> {
-        self.inner.metadata()
+    fn file(&self) -> Option<LockedFile> {
+        self.inner.file()
     }
 
     fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Completion, Geometry, Image, Operation, Request};
+use super::{Channel, Completion, Geometry, Image, LockedFile, Operation, Request};
 use crate::memory::Memory;
 
 /// Capacity of a bucket, in seconds of its rate.
@@ -104,8 +104,8 @@ impl Image for Limited {
         self.inner.complete()
     }
 
-    fn metadata(&self) -> std::io::Result<Option<std::fs::Metadata>> {
-        self.inner.metadata()
+    fn file(&self) -> Option<LockedFile> {
+        self.inner.file()
     }
 
     fn backing_files(&self) -> std::io::Result<Vec<std::fs::Metadata>> {

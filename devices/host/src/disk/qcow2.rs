@@ -31,8 +31,8 @@ use anyhow::{Context, ensure};
 use super::backing::BackingFile;
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
-use super::raw::{LockedFile, Raw, check_size, open_locked};
-use super::{Changes, Channel, Config, Direct, Geometry, Image};
+use super::raw::{Opened, Raw, check_size, open_locked};
+use super::{Changes, Channel, Config, Direct, Geometry, Image, LockedFile};
 use crate::memory::Memory;
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
@@ -45,11 +45,11 @@ pub use peek::peek;
 const MAX_BACKING_FILES: usize = 32;
 
 /// Also opens the backing files. Errors do not name the file.
-pub(super) fn open(file: LockedFile, config: &Config) -> anyhow::Result<Qcow2> {
+pub(super) fn open(file: Opened, config: &Config) -> anyhow::Result<Qcow2> {
     chain(file, config, MAX_BACKING_FILES)
 }
 
-fn chain(opened: LockedFile, config: &Config, more: usize) -> anyhow::Result<Qcow2> {
+fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> {
     let writes = !config.is_read_only();
     let mut header = Header::read(&opened.file)?;
     header.check(writes)?;
@@ -188,8 +188,8 @@ impl Image for Disk {
         self.image.complete()
     }
 
-    fn metadata(&self) -> io::Result<Option<Metadata>> {
-        self.image.raw.file.metadata().map(Some)
+    fn file(&self) -> Option<LockedFile> {
+        Some(self.image.raw.locked())
     }
 
     fn backing_files(&self) -> io::Result<Vec<Metadata>> {

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, bail, ensure};
@@ -14,7 +15,7 @@ use rustix::fs::{
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
 use super::medium::{Buffer, Medium, is_full};
-use super::{Config, Direct, Geometry, device};
+use super::{Config, Direct, Geometry, LockedFile, device};
 use crate::lock;
 
 /// Bytes of the buffer of zeros, for hosts that cannot zero a range by themselves.
@@ -23,7 +24,7 @@ const ZEROS: usize = 256 << 10;
 /// A file or a block device, open and locked.
 pub(super) struct Raw {
     pub(super) file: File,
-    _lock: File,
+    lock: Arc<File>,
     path: PathBuf,
     size: AtomicU64,
     logical_block: u32,
@@ -59,7 +60,7 @@ pub(super) struct Alignment {
 }
 
 /// Opens a file or a block device without looking at its content, and locks it.
-pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<LockedFile> {
+pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened> {
     let name = path.display();
     // Checked before it is opened, because opening a pipe would block.
     let found = match fs::metadata(path) {
@@ -96,13 +97,13 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Locked
         (held.dev(), held.ino()) == (found.dev(), found.ino()),
         "{name} was replaced while it was opened: try again"
     );
-    Ok(LockedFile { file, found, lock })
+    Ok(Opened { file, found, lock })
 }
 
 /// An open file and its lock, which are two open file descriptions. The kernel closes the files of
 /// a ring some time after its process has ended. A lock on the ring's own file description would
 /// outlive a killed machine and keep its successor from starting.
-pub(super) struct LockedFile {
+pub(super) struct Opened {
     pub(super) file: File,
     pub(super) found: fs::Metadata,
     lock: File,
@@ -129,8 +130,12 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
 }
 
 impl Raw {
-    pub(super) fn new(opened: LockedFile, config: &Config) -> anyhow::Result<Self> {
-        let LockedFile { mut file, found, lock } = opened;
+    pub(super) fn locked(&self) -> LockedFile {
+        LockedFile { file: self.lock.clone(), exclusive: !self.read_only && !self.device }
+    }
+
+    pub(super) fn new(opened: Opened, config: &Config) -> anyhow::Result<Self> {
+        let Opened { mut file, found, lock } = opened;
         let (path, name) = (config.path.clone(), config.path.display());
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
@@ -149,7 +154,7 @@ impl Raw {
         );
         Ok(Self {
             file,
-            _lock: lock,
+            lock: Arc::new(lock),
             path,
             size: AtomicU64::new(size),
             logical_block: config.sector.bytes(),

@@ -277,6 +277,7 @@ impl Ring {
         match self.check_result(&mut slot, result) {
             Ok(answer) => {
                 self.free.push(number);
+                self.mark(&slot.request);
                 let Request { tag, pieces, .. } = slot.request;
                 done.push(Completion { tag, result: answer, pieces });
             }
@@ -285,6 +286,13 @@ impl Ring {
                 self.proceed(number);
             }
             Err(Next::Fallback) => self.fall_back(number, slot),
+        }
+    }
+
+    /// Records the memory that the kernel wrote for a read.
+    fn mark(&self, request: &Request) {
+        if request.operation == Operation::Read {
+            self.memory.wrote(&request.pieces);
         }
     }
 

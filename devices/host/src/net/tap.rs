@@ -177,6 +177,7 @@ impl Vectors {
         // SAFETY: each entry was added just now: guest memory, which stays mapped as long as
         // `memory` and to which there are no references, and `rest`, which we hold alone.
         let count = unsafe { libc::readv(fd.as_raw_fd(), vectors, self.count()) };
+        memory.wrote(pieces);
         Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
     }
 

@@ -16,14 +16,13 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
+use crate::ram::GuestMemoryMmap;
 use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use vhost::net::VhostNet;
 use vhost::vhost_kern::net::Net;
 use vhost::{Error, VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::memory::Memory;
@@ -191,7 +190,7 @@ impl Vhost {
             bail!("this kernel's vhost-net lacks features: {:#x}", NEEDED & !features);
         }
         net.set_owner().context("vhost-net for this process")?;
-        let region = |region: &vm_memory::GuestRegionMmap| VhostUserMemoryRegionInfo {
+        let region = |region: &crate::ram::GuestRegionMmap| VhostUserMemoryRegionInfo {
             guest_phys_addr: region.start_addr().raw_value(),
             memory_size: region.len(),
             userspace_addr: region.as_ptr().expose_provenance() as u64,

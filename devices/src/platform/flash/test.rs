@@ -244,7 +244,7 @@ fn an_unwritable_file_keeps_its_content_and_is_updated_later() {
         assert!(!store.write(offset, &data, view.as_ref()));
     }
     assert_eq!(store.outdated, BTreeSet::from([4, 5, 9]));
-    Arc::get_mut(&mut store.file).unwrap().file = open(&images.vars(), true).unwrap();
+    Arc::get_mut(&mut store.file).unwrap().file = Arc::new(open(&images.vars(), true).unwrap());
     view.write(0xa000, &data);
     assert!(store.write(0xa000, &data, view.as_ref()));
     let mut expected = blank_vars();

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use host::ram::GuestMemoryMmap;
 use serde::{Deserialize, Serialize};
-use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::calendar::{Format, TIME};
 use super::time_source::TimeSource;

@@ -198,7 +198,8 @@ impl Control {
 mod test {
     use std::sync::Arc;
 
-    use vm_memory::{GuestAddress, GuestMemoryMmap};
+    use host::ram::GuestMemoryMmap;
+    use vm_memory::GuestAddress;
 
     use super::*;
 

@@ -77,7 +77,10 @@ impl Pair {
         let possible = self.kernel_rings.as_ref().is_some_and(KernelRings::is_possible);
         possible
             && self.transmit.is_some()
-            && self.receive.as_ref().is_some_and(|queue| queue.memory.ram().is_ok())
+            && self.receive.as_ref().is_some_and(|queue| {
+                // Writes of the kernel are not recorded.
+                queue.memory.ram().is_ok() && !queue.memory.records_writes()
+            })
             && self.number < self.nic.active.load(Ordering::Acquire)
             && self.nic.backend.link().is_plugged()
     }

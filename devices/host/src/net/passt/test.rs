@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use crate::ram::GuestMemoryMmap;
+use vm_memory::GuestAddress;
 
 use super::*;
 

@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use crate::ram::GuestMemoryMmap;
+use vm_memory::GuestAddress;
 
 use super::super::inherited::{Inherited, inherit};
 use super::super::{read_pieces, write_pieces};
