@@ -1,10 +1,12 @@
-//! Machines are saved at random moments and go on in other processes: Linux under load, and UEFI
-//! firmware, with system-management mode too.
+//! Machines are saved or moved at random moments and go on in other processes: Linux under load,
+//! and UEFI firmware, with system-management mode too.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{self, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,10 +21,12 @@ use transom_tests::suite::{Suite, Test};
 use transom_tests::tpm::Swtpm;
 use transom_tests::uefi::{self, Shell};
 use vmm::control::snapshot::save;
-use vmm::control::{Client, Then};
+use vmm::control::{Client, Command, Then};
 
 const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
+/// The exit status of a machine that has moved.
+const MOVED: i32 = 79;
 /// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
 const SNAPSHOTS: [u32; 2] = [8, 200];
 /// The longest time between two, in milliseconds.
@@ -82,18 +86,50 @@ fn moved(
     let saved = start.elapsed();
     running.ends_with(0, SOON)?;
     let start = Instant::now();
-    let mut restored = Guest::restored(format!("{}{how}", dir.display()));
-    if let Some(tpm) = tpm {
-        restored = restored.tpm(&tpm.path());
-    }
-    let restored = restored.start()?;
-    // It answers as soon as it runs.
-    while restored.resets().is_err() {
-        ensure!(start.elapsed() < SOON, "it does not run: {}", restored.stderr());
-        sleep(Duration::from_millis(5));
-    }
+    let restored = Guest::restored(format!("{}{how}", dir.display()));
+    let restored = with(restored, tpm).start()?;
+    answers(&restored, start)?;
     say!("saved in {saved:?}, restored{how} in {:?}", start.elapsed());
     Ok(restored)
+}
+
+fn with(guest: Guest, tpm: Option<&Swtpm>) -> Guest {
+    match tpm {
+        Some(tpm) => guest.tpm(&tpm.path()),
+        None => guest,
+    }
+}
+
+/// It answers as soon as it runs.
+fn answers(running: &Running, start: Instant) -> anyhow::Result<()> {
+    while running.resets().is_err() {
+        ensure!(start.elapsed() < SOON, "it does not run: {}", running.stderr());
+        sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Moves a running machine to another process, with this TPM.
+fn migrated(mut running: Running, folder: &Path, tpm: Option<&Swtpm>) -> anyhow::Result<Running> {
+    let socket = folder.join("incoming");
+    fs::remove_file(&socket).ok();
+    let there = with(Guest::arriving(&socket), tpm).start()?;
+    let start = Instant::now();
+    let stream = loop {
+        match UnixStream::connect(&socket) {
+            Ok(stream) => break stream,
+            Err(error) => ensure!(start.elapsed() < SOON, "{error}: {}", there.stderr()),
+        }
+        sleep(Duration::from_millis(5));
+    };
+    // A lab is an emulator, whose processors build a machine slowly.
+    let command = Command::Migrate { to: socket, pause: Some(3000), within: None };
+    let answer = Client::connect(running.control())?.ask_with(&command, &[stream.as_fd()]);
+    let answer = answer.with_context(|| format!("{}{}", running.stderr(), there.stderr()))?;
+    running.ends_with(MOVED, SOON)?;
+    answers(&there, start)?;
+    say!("migrated: {answer}");
+    Ok(there)
 }
 
 /// Numbers that are written one by one, files and memory that are compared again and again, a
@@ -190,7 +226,7 @@ fn has_measured_everything(booted: &mut Booted) -> anyhow::Result<()> {
     for _ in 0..count {
         let content = [&host::hex::decode(&register)?, MEASURED.as_bytes()].concat();
         fs::write(file.path(), content)?;
-        let sum = said_by(Command::new("sha256sum").arg(file.path()))?;
+        let sum = said_by(process::Command::new("sha256sum").arg(file.path()))?;
         register = sum.split_whitespace().next().context("a sum")?.to_owned();
     }
     ensure!(last.trim().to_lowercase() == register, "after {count} measurements: {last}");
@@ -223,11 +259,13 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     let mut random = Noise::new(19);
     for round in 0..SNAPSHOTS[usize::from(lab::everything())] {
         sleep(Duration::from_millis(random.below(LONGEST)));
-        let how = random.choose(&["", "", ",copy", ",unchecked"]);
         let Booted { running } = booted;
         let next = Swtpm::start()?;
-        let running = moved(running, folder.path(), how, Some(&next))
-            .with_context(|| format!("round {round}"))?;
+        let running = match random.choose(&["", "migrate", ",copy", "migrate", ",unchecked"]) {
+            "migrate" => migrated(running, folder.path(), Some(&next)),
+            how => moved(running, folder.path(), how, Some(&next)),
+        };
+        let running = running.with_context(|| format!("round {round}"))?;
         std::mem::replace(&mut tpm, next).ends(SOON)?;
         booted = Booted { running };
         let wrong = booted.run("cat /wrong", SOON)?;
@@ -264,12 +302,19 @@ fn firmware_goes_on(smm: bool) -> anyhow::Result<()> {
         guest = guest.word("--smm").word("on").word("--device").word(cd);
     }
     let mut running = guest.start()?;
-    for _ in 0..5 {
+    for round in 0..5 {
         sleep(Duration::from_millis(900));
-        running = moved(running, folder.path(), "", None)?;
+        running = match round % 2 {
+            0 => migrated(running, folder.path(), None)?,
+            _ => moved(running, folder.path(), "", None)?,
+        };
     }
     let mut shell = Shell { running };
-    shell.prompt(BOOT)?;
+    if shell.prompt(Duration::from_secs(20)).is_err() {
+        // An earlier process has printed the prompt.
+        shell.running.send("")?;
+        shell.prompt(BOOT)?;
+    }
     let version = shell.run("ver", SOON)?;
     ensure!(version.contains("UEFI Interactive Shell"), "not a shell: {version}");
     shell.running = moved(shell.running, folder.path(), "", None)?;

@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use transom_tests::image::check;
 use transom_tests::lab::everything;
 use transom_tests::program::{PATIENCE, Running, connect, findings, report};
 use vmm::control::Command;
+use vmm::migration::stream::{Message, Reader, Writer};
 
 use crate::runs_here;
 use crate::snapshot::{SIZE, disks_are_sound, qcow2};
@@ -28,8 +29,10 @@ const MOVES: [usize; 2] = [4, 30];
 const CUTS: [usize; 2] = [12, 200];
 /// The longest time between two moves, in microseconds.
 const LONGEST: u64 = 30_000;
+/// The bytes that a connection of 1 Gbit/s transfers in a second.
+const GIGABIT: u64 = 1_000_000_000 / 8;
 /// The exit status of a machine that has moved.
-const MOVED: i32 = 75;
+const MOVED: i32 = 79;
 
 /// A machine that has been in several processes.
 struct Traveller {
@@ -131,10 +134,11 @@ impl Traveller {
     }
 }
 
+/// Waits until it listens there. The connection is dropped before it says anything.
 fn wait_for_socket(path: &Path) {
     let end = Instant::now() + PATIENCE;
-    while !path.exists() {
-        assert!(Instant::now() < end, "{} does not appear", path.display());
+    while UnixStream::connect(path).is_err() {
+        assert!(Instant::now() < end, "nobody listens at {}", path.display());
         sleep(Duration::from_millis(5));
     }
 }
@@ -191,20 +195,33 @@ fn memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded() {
     if !runs_here("memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded") {
         return;
     }
-    // 60 MiB in a second: a connection of 1 Gbit/s transfers twice as much.
-    let load = "checks=none memory=span=256M,rate=15000,milliseconds=8000 then=poweroff";
-    let mut machine = Traveller::start(&["--memory", "1G", "--cmdline", load]);
-    sleep(Duration::from_millis(500));
+    // 60 MiB in a second, over a connection of 1 Gbit/s, which transfers twice as much. With `all`,
+    // as fast as possible in 2 GiB.
+    let (memory, load) = if everything() {
+        ("2G", "span=1800M,milliseconds=120000")
+    } else {
+        ("512M", "span=192M,rate=15000,milliseconds=9000")
+    };
+    let load = format!("checks=none memory={load} then=poweroff");
+    let mut machine = Traveller::start(&["--memory", memory, "--cmdline", &load]);
+    sleep(Duration::from_millis(if everything() { 8000 } else { 800 }));
     let mut pauses = Vec::new();
-    for _ in 0..3 {
-        let moved = machine.travel();
+    for _ in 0..2 {
+        let there = machine.other_end(&[]);
+        let relay = Relay::new(&there.socket, i64::MAX, Some(GIGABIT));
+        let moved = machine.send(&relay.socket, None).expect("it moves");
+        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED);
+        machine.follow(there);
         pauses.push(moved["pause_ms"].as_f64().expect("a pause"));
     }
     let report = machine.end();
     let [found] = &findings(&report, "memory-load")[..] else { panic!("{report}") };
     assert_eq!(found["errors"], 0, "{found}");
     eprintln!("pauses of {pauses:.0?} ms, {} us for the guest", found["longest_us"]);
-    assert!(pauses.iter().all(|pause| *pause < 300.0), "{pauses:?}");
+    // Another process is built in the pause, which takes longer while this host is busy.
+    let most = if everything() { 300.0 } else { 1500.0 };
+    assert!(pauses.iter().all(|pause| *pause < most), "{pauses:?}");
+    assert!(found["longest_us"].as_f64() < Some(most * 1e3), "{found}");
 }
 
 #[test]
@@ -218,21 +235,11 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves() {
     let there = machine.other_end(&[]);
     // 100 MiB in a second; the guest writes gigabytes.
     let relay = Relay::new(&there.socket, i64::MAX, Some(100 << 20));
-    let watched = machine.path("control", 0);
-    let watch = thread::spawn(move || {
-        let mut most = 0;
-        while let Ok(status) = connect(&watched).and_then(|mut it| it.ask(&Command::Status)) {
-            most = most.max(status["migration"]["slowed_percent"].as_u64().unwrap_or(0));
-            sleep(Duration::from_millis(50));
-        }
-        most
-    });
     let moved = machine.send(&relay.socket, None).expect("it moves");
     assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED);
     machine.follow(there);
-    let most = watch.join().expect("a watcher");
-    eprintln!("slowed by {most} %: {moved}");
-    assert!(most > 0, "{moved}");
+    eprintln!("{moved}");
+    assert!(moved["throttle_percent"].as_u64() > Some(0), "{moved}");
     let report = machine.end();
     assert_eq!(findings(&report, "memory-load")[0]["errors"], 0, "{report}");
 }
@@ -244,21 +251,35 @@ struct Relay {
 }
 
 impl Relay {
+    /// Passes `bytes` on, in both directions together, and not more than `per_second`.
     fn new(to: &Path, bytes: i64, per_second: Option<u64>) -> Self {
+        let left = AtomicI64::new(bytes);
+        Self::with(to, move |source, there| {
+            thread::scope(|scope| {
+                scope.spawn(|| pass(there, source, &left, None));
+                pass(source, there, &left, per_second);
+            });
+        })
+    }
+
+    /// Connects one client to this socket.
+    fn with(to: &Path, body: impl FnOnce(&UnixStream, &UnixStream) + Send + 'static) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("relay");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let to = to.to_owned();
-        let left = Arc::new(AtomicI64::new(bytes));
         thread::spawn(move || {
             let Ok((source, _)) = listener.accept() else { return };
             let Ok(there) = UnixStream::connect(to) else { return };
-            let ends = (source.try_clone().expect("a copy"), there.try_clone().expect("a copy"));
-            let back = left.clone();
-            thread::spawn(move || pass(&ends.1, &ends.0, &back, None));
-            pass(&source, &there, &left, per_second);
+            body(&source, &there);
         });
         Self { _folder: folder, socket }
+    }
+}
+
+fn cut(one: &UnixStream, other: &UnixStream) {
+    for end in [one, other] {
+        end.shutdown(Shutdown::Both).ok();
     }
 }
 
@@ -274,9 +295,171 @@ fn pass(mut from: &UnixStream, mut to: &UnixStream, left: &AtomicI64, per_second
             sleep(Duration::from_secs_f64(count as f64 / rate as f64));
         }
     }
-    for end in [from, to] {
-        end.shutdown(std::net::Shutdown::Both).ok();
+    cut(from, to);
+}
+
+/// Passes messages on until this one, the first of its kind, and cuts the connection instead. The
+/// answer to the state is a `verdict`.
+fn cut_at(to: &Path, kind: &'static str) -> Relay {
+    Relay::with(to, move |source, there| {
+        let state_seen = AtomicBool::new(false);
+        let pass = |mut from: &UnixStream, mut to: &UnixStream| {
+            let mut reader = Reader::new(&mut from);
+            let mut writer = Writer::new(&mut to).expect("a connection");
+            while let Ok(message) = reader.receive() {
+                let found = match message {
+                    Message::Hello(_) => "hello",
+                    Message::Pages { .. } | Message::Zeros { .. } => "pages",
+                    Message::Sync => "sync",
+                    Message::State(_) => "state",
+                    Message::Go => "go",
+                    Message::Answer(_) if state_seen.load(Ordering::SeqCst) => "verdict",
+                    Message::Answer(_) => "answer",
+                };
+                if found == kind {
+                    break;
+                }
+                state_seen.fetch_or(found == "state", Ordering::SeqCst);
+                if writer.send(&message).is_err() {
+                    break;
+                }
+            }
+            cut(from, to);
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| pass(there, source));
+            pass(source, there);
+        });
+    })
+}
+
+#[test]
+fn a_connection_that_is_cut_at_any_message_leaves_exactly_one_machine() {
+    if !runs_here("a_connection_that_is_cut_at_any_message_leaves_exactly_one_machine") {
+        return;
     }
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = new_disk(folder.path());
+    let device = format!("nvme,path={}", disk.display());
+    let idle = ["--memory", "64M", "--cmdline", "checks=none then=halt"];
+    for (with_disk, words) in
+        [(true, &[&idle[..], &["--device", &device]].concat()[..]), (false, &idle)]
+    {
+        let mut machine = Traveller::start(words);
+        machine.running.says("\"probe\"", 1).expect("a report");
+        for (kind, moves) in [
+            ("hello", false),
+            ("answer", false),
+            ("pages", false),
+            ("sync", false),
+            ("state", false),
+            // The other end has the locks of the disks, or the source's consent is missing.
+            ("verdict", with_disk),
+            // Without disks, the source cannot know whether its consent has arrived.
+            ("go", true),
+        ] {
+            if kind == "go" && !with_disk {
+                continue;
+            }
+            let mut there = machine.other_end(&[]);
+            let relay = cut_at(&there.socket, kind);
+            let sent = machine.send(&relay.socket, None);
+            if moves {
+                assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED, "{kind}");
+                machine.follow(there);
+            } else {
+                let error = sent.expect_err("a cut").to_string();
+                assert!(error.starts_with("the machine stays: "), "{kind}: {error}");
+                let said = there.end();
+                assert!(!said.contains("the machine has arrived"), "{kind}: {said}");
+            }
+            let status = machine.status().unwrap_or_else(|| panic!("{kind}: no machine"));
+            assert_eq!(status["state"], "running", "{kind}");
+            assert!(status["migration"].is_null(), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_picture_that_moves_and_a_guest_that_resets_arrive() {
+    if !runs_here("a_picture_that_moves_and_a_guest_that_resets_arrive") {
+        return;
+    }
+    let mut machine =
+        Traveller::start(&["--memory", "64M", "--cmdline", "checks=none then=triple"]);
+    machine.running.says("transom probe", 2).expect("resets");
+    for _ in 0..3 {
+        machine.travel();
+        machine.running.says("transom probe", 2).expect("resets");
+    }
+    let words = ["--memory", "64M", "--display", "640x480", "--cmdline", "draw=moving then=halt"];
+    let mut machine = Traveller::start(&words);
+    machine.running.says("\"probe\"", 1).expect("a report");
+    let picture = |machine: &Traveller| {
+        let mut client = connect(&machine.path("control", machine.number)).expect("control");
+        client.screenshot().expect("a picture").1
+    };
+    let before = picture(&machine);
+    machine.travel();
+    let end = Instant::now() + PATIENCE;
+    while picture(&machine) == before {
+        assert!(Instant::now() < end, "the picture does not move");
+        sleep(Duration::from_millis(20));
+    }
+    machine.ask(&Command::Pause).expect("it pauses");
+    let paused = picture(&machine);
+    assert!(paused.iter().any(|byte| *byte != 0));
+    machine.travel();
+    assert!(picture(&machine) == paused, "another picture");
+}
+
+#[test]
+fn commands_that_change_a_machine_wait_until_it_has_moved() {
+    if !runs_here("commands_that_change_a_machine_wait_until_it_has_moved") {
+        return;
+    }
+    let load = "checks=none memory=span=64M,rate=2000,milliseconds=4000 then=poweroff";
+    let mut machine = Traveller::start(&["--memory", "128M", "--cmdline", load]);
+    sleep(Duration::from_millis(1500));
+    let mut there = machine.other_end(&[]);
+    let relay = Relay::new(&there.socket, i64::MAX, Some(2 << 20));
+    let control = machine.path("control", 0);
+    let watch = thread::spawn(move || {
+        let mut client = connect(&control).expect("control");
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let status = client.ask(&Command::Status).expect("its state");
+            let left = status["migration"]["left_bytes"].as_u64();
+            if left.is_some_and(|left| left > 0 && left < 128 << 20) {
+                break;
+            }
+            assert!(Instant::now() < end, "no progress: {status}");
+            sleep(Duration::from_millis(5));
+        }
+        for refused in [Command::Settle, Command::Vmgenid { id: None }] {
+            let error = client.ask(&refused).expect_err("it is being moved").to_string();
+            assert!(error.starts_with("the machine is being moved"), "{error}");
+        }
+    });
+    // The guest powers off before its memory was sent.
+    machine.send(&relay.socket, None).expect_err("it is off");
+    watch.join().expect("a watcher");
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+    there.end();
+    let mut machine = Traveller::start(&["--memory", "64M", "--cmdline", "checks=none then=halt"]);
+    machine.running.says("\"probe\"", 1).expect("a report");
+    let mut there = machine.other_end(&[]);
+    let stream = UnixStream::connect(&there.socket).expect("a socket");
+    let file = std::os::fd::AsFd::as_fd(&stream);
+    for (pause, within, said) in [(Some(0), None, "without a pause"), (None, Some(0), "after 0 s")]
+    {
+        let command = Command::Migrate { to: there.socket.clone(), pause, within };
+        let asked =
+            connect(&machine.path("control", 0)).expect("control").ask_with(&command, &[file]);
+        let error = asked.expect_err("it cannot be done").to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    there.end();
 }
 
 #[test]

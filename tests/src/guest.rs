@@ -40,8 +40,8 @@ pub struct Guest {
     cmdline: String,
     display: String,
     firmware: Option<(PathBuf, PathBuf)>,
-    /// The value of `--restore`, which replaces all that is above.
-    restore: Option<String>,
+    /// The option `--restore` or `--incoming` with its value, which replaces all that is above.
+    from: Option<(&'static str, String)>,
     words: Vec<OsString>,
 }
 
@@ -53,7 +53,12 @@ impl Guest {
 
     /// A guest on Transom that goes on from a snapshot: a folder, and keys.
     pub fn restored(from: impl Into<String>) -> Self {
-        Self { restore: Some(from.into()), ..Self::transom() }
+        Self { from: Some(("--restore", from.into())), ..Self::transom() }
+    }
+
+    /// A guest on Transom that goes on when it arrives at this socket.
+    pub fn arriving(socket: &Path) -> Self {
+        Self { from: Some(("--incoming", socket.display().to_string())), ..Self::transom() }
     }
 
     /// The same guest on QEMU, from the asset `QEMU`.
@@ -71,7 +76,7 @@ impl Guest {
             cmdline: String::new(),
             display: "none".into(),
             firmware: None,
-            restore: None,
+            from: None,
             words: Vec::new(),
         }
     }
@@ -168,8 +173,8 @@ impl Guest {
 
     fn transom_command(&self, control: &Path) -> anyhow::Result<Command> {
         let mut command = Command::new(lab::vmm()?);
-        if let Some(from) = &self.restore {
-            command.args(["run", "--restore", from, "--control"]).arg(control);
+        if let Some((option, value)) = &self.from {
+            command.args(["run", option, value, "--control"]).arg(control);
             return Ok(command);
         }
         command.args(["run", "--cpus", &self.cpus, "--memory", &self.memory, "--control"]);

@@ -209,9 +209,8 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
             control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
         }
         Command::Migrate { to, .. } => {
-            let stream = UnixStream::connect(to).with_context(|| {
-                format!("{}: no machine waits there (`vmm run --incoming`)", to.display())
-            })?;
+            let stream = UnixStream::connect(to)
+                .with_context(|| format!("{}: start `vmm run --incoming` first", to.display()))?;
             client.ask_with(&command, &[stream.as_fd()])?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,

@@ -214,10 +214,11 @@ options! {
     "restore" "DIR[,copy][,unchecked][,paused][,options=given]"
         restore: Option<Restore>,
     /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with
-    /// it. Options that are not given are those of the machine; devices, processors and memory must
-    /// be the same, and the disks the same files: both ends use them, one after the other. With
-    /// `options=given`, no option comes from the machine: its guest may have taken it over. Only
-    /// this user can connect; between hosts, SSH forwards such sockets (`ssh -L PATH:HOST-PATH`).
+    /// it. Options that are not given are those of the machine, addresses of viewers and sockets
+    /// too; devices, processors and memory must be the same, and disks the same files, which both
+    /// ends use, one after the other. Only this user can connect. Let only your own machines
+    /// arrive: they name the files that are opened here. With `options=given`, no option comes from
+    /// the machine.
     "incoming" "SOCKET[,options=given]" incoming: Option<Incoming>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,
@@ -540,6 +541,9 @@ impl Config {
         }
         let conflict = match self {
             Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
+            Self { restore: Some(_), incoming: Some(_), .. } => {
+                "--restore and --incoming exclude each other: a machine has one origin"
+            }
             Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
             Self { boot, firmware: None, .. } if !boot.0.is_empty() => "--boot needs --firmware",
             Self { cmdline: Some(_), firmware: Some(_), kernel: None, .. } => {

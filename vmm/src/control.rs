@@ -166,17 +166,20 @@ commands! {
     /// address (ARP and neighbour solicitations). The frame waits for the guest. Only one client
     /// waits: a second one ends the waiting of the first.
     "await" "" Await,
-    /// Move the running machine to a `vmm run --incoming SOCKET`, perhaps on another host
-    /// (`ssh -L` forwards its socket). Its memory is sent while it runs; then it stands for at most
-    /// `pause` milliseconds (300 by default), and runs there. If it writes faster than memory is
-    /// sent, its processors are slowed. This process ends with status 75 when it has moved; if the
-    /// connection is cut, exactly one of both runs. `status` shows the progress. With `within`, a
-    /// migration that takes longer fails, and the machine stays. In JSON, the connected socket is
-    /// passed as an open file.
+    /// Move the running machine to a `vmm run --incoming SOCKET`, which must wait already, perhaps
+    /// on another host: `ssh -fNT -L SOCKET:SOCKET HOST` forwards its socket. Memory is sent while
+    /// the machine runs; then it stands, for about `pause` milliseconds at most (300 by default),
+    /// and runs there. A guest that writes faster than its memory is sent is slowed. This process
+    /// ends with status 79 when the machine has moved. If the connection is cut, it never runs
+    /// twice, and with disks that are files, it always runs at one end. `status` shows the
+    /// progress. With `within`, a migration that takes longer fails, and the machine stays. The
+    /// migration goes on if this command is interrupted. In JSON, the connected socket is passed
+    /// as an open file.
     "migrate" "SOCKET [pause MILLISECONDS] [within SECONDS]" Migrate {
         to: PathBuf; pause: u32, within: u16
     },
-    /// End a migration that is under way: the machine stays.
+    /// End a migration that is under way: the machine stays. In the last moment, while it stands,
+    /// it is too late.
     "migrate-cancel" "" MigrateCancel,
     /// Insert a medium into an empty drive. `only` works as for `attach`.
     "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },

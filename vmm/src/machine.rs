@@ -46,7 +46,7 @@ use crate::kvm::vcpu::{ProcessorId, Vcpu};
 use crate::kvm::vm::Vm;
 use crate::msr::{Policy, Registers};
 use crate::snapshot::memory::Pages;
-use crate::snapshot::{Moment, Origin, Snapshot};
+use crate::snapshot::{Moment, Origin, Snapshot, refused};
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
@@ -307,17 +307,20 @@ pub fn expect(config: Config, cpuid: &[Vec<Leaf>]) -> anyhow::Result<Vec<Range<u
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
-    saved::compare_cpuid(cpuid, &plan)?;
+    refused(saved::compare_cpuid(cpuid, &plan))?;
     for path in saved::files(&plan).values().chain(&plan.config.vars) {
-        // A file that this process cannot write is not locked.
-        let writable = access(path, Access::WRITE_OK).is_ok();
-        if writable && path.is_file() {
+        let name = path.display();
+        if access(path, Access::WRITE_OK).is_err() {
+            // It is not locked, because it can only be read.
+        } else if path.is_file() {
             anyhow::ensure!(
-                lock::is_taken(path).with_context(|| path.display().to_string())?,
-                "{} is not in use by the machine: both ends must have the same file, with locks \
-                 that work between hosts (NFS without `nolock`)",
-                path.display()
+                lock::is_taken(path).with_context(|| name.to_string())?,
+                "{name} is not in use by the machine: both ends must have the same file, with \
+                 locks that work between hosts (NFS without `nolock`)"
             );
+        } else {
+            let claimed = lock::open_exclusive(path).map(drop);
+            claimed.context("a block device moves only between hosts")?;
         }
     }
     Ok(plan.regions())

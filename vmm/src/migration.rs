@@ -13,6 +13,7 @@
 pub mod arrival;
 pub mod departure;
 pub mod pages;
+pub mod parts;
 pub mod stream;
 
 use kvm_bindings::kvm_cpuid_entry2;
@@ -23,7 +24,6 @@ use crate::config::Config;
 /// The description of a machine, which the other end compares before memory is sent.
 #[derive(Serialize, Deserialize)]
 pub struct Hello {
-    pub vmm: String,
     pub config: Config,
     pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
     /// The lengths of all parts of memory: RAM, then the memory of devices.

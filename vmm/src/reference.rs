@@ -49,6 +49,7 @@ pub fn all() -> String {
          | 70 | KVM cannot run the guest: the message has registers and instruction bytes |\n\
          | 66 | the snapshot is damaged, or does not fit this machine, its disks or the host |\n\
          | 77 | the jail forbids a system call: the message has its number and the thread |\n\
+         | 79 | the machine runs on elsewhere (`vmm ctl migrate`): do not start it here again |\n\
          | 88 | KVM is missing, or cannot run this machine |\n\
          | 128 + N | ended by signal N |\n",
     );

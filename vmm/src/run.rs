@@ -23,6 +23,7 @@ use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
 use crate::machine::{self, Machine};
 use crate::migration::arrival::{self, Arrival};
+use crate::migration::departure::Slow;
 use crate::needs::confine;
 use crate::parent;
 use crate::signals;
@@ -43,8 +44,8 @@ pub enum Notice {
     Control(Request),
     /// The memory of a machine that moves was sent, or that failed.
     Prepared(Box<Prepared>),
-    /// A machine that moves writes too fast: its processors stop for this time.
-    Slow(Duration),
+    /// A machine that moves writes too fast: its processors stop for a moment.
+    Slow(Slow),
 }
 
 /// The notices of the main thread, which gives the sender to threads that it starts.
@@ -74,11 +75,12 @@ const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
 pub fn run(config: Config) -> anyhow::Result<u8> {
+    config.check()?;
     let (sender, receiver) = mpsc::channel();
     let notices = Mailbox { sender, receiver };
     let signal_sender = notices.sender.clone();
     let signalled = move |signal| signal_sender.send(Notice::Signal(signal)).is_ok();
-    let signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
+    let signals = signals::catch(signalled)?;
     let Some(incoming) = config.incoming.clone() else {
         let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
         let config = with_snapshot(config, snapshot.as_ref())?;
@@ -93,8 +95,9 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let ran = ran.and_then(|(config, snapshot)| {
         run_with(config, Some(snapshot), &mut arrival, (notices, signals))
     });
-    if let (Err(error), Some(arrival)) = (&ran, arrival) {
-        arrival.refuse(error);
+    if let Some(arrival) = arrival {
+        let ended = anyhow::anyhow!("a signal has ended the process");
+        arrival.refuse(ran.as_ref().err().unwrap_or(&ended));
     }
     ran
 }
@@ -107,6 +110,7 @@ fn run_with(
     (notices, mut signals): (Mailbox, signals::Watch),
 ) -> anyhow::Result<u8> {
     config.check()?;
+    signals::set_grace(config.grace.0);
     let sender = notices.sender.clone();
     let parent = config.die_with.open()?;
     // Bind the control socket first: if it is in use, exit before the guest touches a disk.
@@ -146,6 +150,8 @@ fn run_with(
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     if let Some(arrival) = arrival.take() {
         arrival.take_over(!machine.shared().disks.locks().is_empty())?;
+        // Its devices may write to its disks only now.
+        machine.unpark()?;
     }
     let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
     let status = main_loop.run();
@@ -222,8 +228,8 @@ struct MainLoop {
     crashes: RateLimit,
     /// After a request to shut down: when to stop waiting for the guest, and the exit status then.
     end: Option<(Instant, u8)>,
-    /// Commands that came while the machine was saved.
-    deferred: VecDeque<Request>,
+    /// Commands that came while the machine was saved or reset, and the end of a migration.
+    deferred: VecDeque<Notice>,
     /// The error of a command that ends the machine.
     failed: Option<anyhow::Error>,
 }
@@ -302,7 +308,7 @@ impl MainLoop {
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
-                _ if !self.deferred.is_empty() => self.deferred.pop_front().map(Notice::Control),
+                _ if !self.deferred.is_empty() => self.deferred.pop_front(),
                 None => self.notices.receiver.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
@@ -339,7 +345,7 @@ impl MainLoop {
                 self.resume_if_allowed();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
-            Notice::Slow(time) => self.slow_down(time),
+            Notice::Slow(slow) => self.slow_down(&slow),
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
@@ -390,6 +396,10 @@ impl MainLoop {
             match notice {
                 Notice::Device(Event::Reset)
                 | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}
+                // A reset may be a part of another command.
+                later @ (Notice::Control(_) | Notice::Prepared(_)) => {
+                    self.deferred.push_back(later);
+                }
                 other => deferred.push(other),
             }
         }
@@ -436,7 +446,10 @@ impl MainLoop {
     fn switch_off(&mut self, status: u8) -> u8 {
         self.wake_up();
         self.machine.pause();
-        self.machine.park();
+        // A machine that has moved must not touch its files any more.
+        if !self.machine.is_parked() {
+            self.machine.park();
+        }
         status
     }
 }

@@ -1,7 +1,7 @@
 //! Signals that end the machine. The main thread receives them; long work before the guest runs can
 //! poll for them.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -15,6 +15,8 @@ use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal
 static SIGNALS: OnceLock<OwnedFd> = OnceLock::new();
 /// The exit status of the first signal that arrived.
 static STATUS: AtomicU8 = AtomicU8::new(0);
+/// The seconds that the guest gets to shut down.
+static GRACE: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     if let Some(event) = SIGNALS.get() {
@@ -48,12 +50,13 @@ pub struct Watch {
 /// Called by the thread for each signal. Returns false if the receiver is gone.
 type Body = Box<dyn Fn(i32) -> bool + Send>;
 
-/// Passes each signal that ends the machine to `notify`, until `notify` returns false. `grace` is
-/// the time the guest gets to shut down.
-pub fn catch(
-    notify: impl Fn(i32) -> bool + Send + 'static,
-    grace: Duration,
-) -> anyhow::Result<Watch> {
+/// Sets the time that the guest gets to shut down.
+pub fn set_grace(seconds: u32) {
+    GRACE.store(seconds, Ordering::Relaxed);
+}
+
+/// Passes each signal that ends the machine to `notify`, until `notify` returns false.
+pub fn catch(notify: impl Fn(i32) -> bool + Send + 'static) -> anyhow::Result<Watch> {
     let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
     let event = SIGNALS.get_or_init(|| event);
     // Without SIGXFSZ, a file that reaches its size limit fails one request, not the process.
@@ -70,7 +73,7 @@ pub fn catch(
         STATUS.compare_exchange(0, status(signal), order, order).ok();
         let received = notify(signal);
         if received {
-            force_exit(signal, grace);
+            force_exit(signal);
         }
         received
     });
@@ -133,10 +136,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ends the process if stopping takes too long: a terminal or pipe without a reader may block it,
 /// or a disk that does not answer. Data that the guest knows to be durable has reached the kernel
 /// by then.
-fn force_exit(signal: i32, grace: Duration) {
+fn force_exit(signal: i32) {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
         let body = move || {
+            let grace = Duration::from_secs(GRACE.load(Ordering::Relaxed).into());
             std::thread::sleep(grace + STOP_TIMEOUT);
             host::stream::restore_terminal();
             exit(status(signal));

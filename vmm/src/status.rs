@@ -14,10 +14,10 @@ pub enum Status {
     Snapshot = 66,
     /// KVM cannot run the guest (internal error, failed entry).
     Guest = 70,
-    /// The machine runs on elsewhere (`vmm ctl migrate`).
-    Moved = 75,
     /// The jail forbids a system call.
     Jail = 77,
+    /// The machine runs on elsewhere (`vmm ctl migrate`): it must not be started here again.
+    Moved = 79,
     /// KVM is missing or unusable. The reference image uses the same status.
     NoKvm = 88,
 }

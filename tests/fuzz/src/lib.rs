@@ -18,6 +18,7 @@ pub mod input;
 mod kernel;
 mod lan;
 mod medium;
+mod migration;
 mod msix;
 mod pod;
 pub mod runner;

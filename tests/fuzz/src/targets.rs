@@ -12,7 +12,8 @@ use tempfile::TempDir;
 
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
 use crate::{
-    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, swtpm, words,
+    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, migration, msix, pod, swtpm,
+    words,
 };
 
 macro_rules! hostile {
@@ -98,6 +99,7 @@ pub const TARGETS: &[Target] = &[
     target("tpm", 2048, Bytes, |it| swtpm::run(folder(), it)),
     // Parsers of data from outside.
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
+    target("migration", 1 << 16, Own(migration::make), migration::run),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
     target("media", 512, Bytes, hostile_media::descriptors),

@@ -154,7 +154,7 @@ impl HostUsb {
 
     /// Steps until a signal or the machine's end, then unplugs all devices.
     pub fn run(mut self) -> anyhow::Result<()> {
-        let _signals = signals::catch(|_| false, Duration::ZERO)?;
+        let _signals = signals::catch(|_| false)?;
         while signals::arrived().is_none() && is_listening(&self.control) {
             self.step()?;
             sleep(INTERVAL);

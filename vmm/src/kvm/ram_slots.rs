@@ -10,6 +10,7 @@ use host::smram;
 use kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES;
 use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryBackend as _;
+use vm_memory::bitmap::Bitmap as _;
 
 use super::fd::{self, Slot};
 
@@ -62,11 +63,11 @@ impl RamSlots {
             let region = self.ram.iter().nth(it.region).context("a region of memory")?;
             let wanted = shows(&smram::range(region), it.space);
             if wanted != it.mapped {
-                // KVM drops the list of a slot that goes.
-                self.collect_from(it)?;
                 let mapping = region.get_mmap();
                 fd::set_slot(&self.vm, it.slot, wanted.then_some(&*mapping))?;
                 it.mapped = wanted;
+                // KVM drops the list of a slot that goes, and processors write until then.
+                mapping.bitmap().mark_dirty(0, mapping.size());
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
 use crate::migration::Hello;
-use crate::migration::pages::Contents;
+use crate::migration::pages::Outgoing;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
 use crate::snapshot::{self, Mark, Moment, Origin, Saved, Snapshot, Then, memory, refused};
@@ -101,7 +101,7 @@ impl Snapshot {
 pub(super) fn compare_cpuid(saved: &[Vec<Leaf>], plan: &Plan) -> anyhow::Result<()> {
     ensure!(
         saved.len() == plan.apic_ids.len(),
-        "the snapshot has {} processors, and this machine {}: start it with `--cpus {}`",
+        "its guest has {} processors, and this machine {}: start it with `--cpus {}`",
         saved.len(),
         plan.apic_ids.len(),
         saved.len()
@@ -151,19 +151,20 @@ impl Machine {
         self.can_be_saved(Then::Quit)?;
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
         let parts = self.mappings().map(|it| it.size() as u64).collect();
-        let vmm = env!("CARGO_PKG_VERSION").into();
-        Ok(serde_json::to_vec(&Hello { vmm, config, cpuid, parts })?)
+        Ok(serde_json::to_vec(&Hello { config, cpuid, parts })?)
     }
 
     /// The contents of memory, to be sent.
-    pub fn contents(&self) -> Contents {
+    pub fn contents(&self) -> Outgoing {
         let ram = self.ram.iter().map(GuestRegionMmap::get_mmap).collect();
         let devices = self.vm.device_memory().into_iter().map(|it| it.contents()).collect();
-        Contents::new(ram, devices, self.pages.clone())
+        Outgoing::new(ram, devices, self.pages.clone())
     }
 
     /// The state of a machine that departs and stands still. `paused`: its processors wait.
     pub fn state(&mut self, paused: bool) -> anyhow::Result<(Vec<u8>, Vec<Mark>)> {
+        // The guest may have ejected a medium since.
+        self.can_be_saved(Then::Quit)?;
         self.add_late_interrupts()?;
         let then = if paused { Then::Pause } else { Then::Quit };
         let parts = self.mappings().map(|it| memory::Part::sent(it.size() as u64)).collect();
@@ -324,6 +325,12 @@ impl Machine {
     }
 
     fn continue_from(&self, moment: Moment) -> anyhow::Result<()> {
+        self.set_state(&moment)?;
+        self.run_devices(moment.devices)
+    }
+
+    /// The state of all but devices, and the time of their clocks.
+    fn set_state(&self, moment: &Moment) -> anyhow::Result<()> {
         let all: Vec<_> = self.processors.each().collect();
         let mut first = None;
         for (vcpu, (_, tsc)) in all.iter().zip(&moment.processors) {
@@ -336,11 +343,11 @@ impl Machine {
         for (vcpu, (state, _)) in all.iter().zip(&moment.processors) {
             vcpu.restore(state)?;
         }
-        if let (Some(hyperv), Some(state)) = (self.processors.hyperv(), moment.hyperv) {
-            hyperv.restore(state);
+        if let (Some(hyperv), Some(state)) = (self.processors.hyperv(), &moment.hyperv) {
+            hyperv.restore(*state);
         }
         self.board.shared.time.stop(began);
-        self.run_devices(moment.devices)
+        Ok(())
     }
 
     /// Whether the devices are parked, since the machine was saved.
@@ -365,7 +372,13 @@ impl Machine {
             self.generation.started_directly();
         }
         self.fresh = false;
-        self.continue_from(moment)?;
+        if moved {
+            // It is parked until the other end cannot go on.
+            self.set_state(&moment)?;
+            self.parked = Some(moment);
+        } else {
+            self.continue_from(moment)?;
+        }
         // A machine that ended with its snapshot goes on once: its disks show that. Others may be
         // copies.
         let goes_on_once = files.iter().any(Mark::shows_changes);

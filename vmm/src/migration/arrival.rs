@@ -1,34 +1,29 @@
 //! The other end of a migration: a machine arrives here.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use host::listen::UnixAddress;
-use host::ram::{GuestMemoryMmap, MmapRegion, PAGE};
 use host::stream::ListeningSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
-use vm_memory::{GuestMemoryBackend as _, VolatileMemory as _};
 
 use super::Hello;
-use super::stream::{Message, Place, Reader, Writer};
+use super::parts::Parts;
+use super::stream::{Message, Reader, Writer};
 use crate::config::{Config, Options};
 use crate::machine;
 use crate::ram;
 use crate::signals;
-use crate::snapshot::{Received, Saved, Snapshot};
+use crate::snapshot::{Saved, Snapshot};
 
 /// The interval at which signals are noticed.
 const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// How long the source may be silent.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Limits for the memory of devices.
-const MAX_PARTS: usize = 64;
-const MAX_DEVICE_MEMORY: u64 = 1 << 30;
+/// How long the source may be silent: when it has connected, and later.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A source that has said what its machine is.
 pub struct Arrival {
@@ -46,7 +41,7 @@ pub fn wait(address: &UnixAddress) -> anyhow::Result<Option<Arrival>> {
         let Some(stream) = accept(&socket)? else { return Ok(None) };
         match Arrival::new(stream) {
             Ok(arrival) => return Ok(Some(arrival)),
-            // Somebody else may have connected, such as a probe of the port.
+            // It may have been somebody else.
             Err(error) => tracing::warn!("--incoming: {error:#}"),
         }
     }
@@ -69,11 +64,12 @@ fn accept(socket: &ListeningSocket) -> anyhow::Result<Option<UnixStream>> {
 impl Arrival {
     fn new(stream: UnixStream) -> anyhow::Result<Self> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+        stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
         let mut from = Reader::new(stream.try_clone()?);
         let Message::Hello(bytes) = from.receive()? else { bail!("a stream without a machine") };
         let hello: Hello = serde_json::from_slice(bytes).context("the machine's description")?;
+        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         Ok(Self { from, to: Writer::new(stream)?, hello, asked: true })
     }
 
@@ -91,7 +87,9 @@ impl Arrival {
         let ram = ram::map(&config.memory, &ranges, None)?;
         let mut parts = Parts::new(ram, &self.hello.parts)?;
         self.answer(None)?;
+        tracing::info!("a machine arrives, with {} of memory", config.memory.size);
         loop {
+            ensure!(signals::arrived().is_none(), "a signal has ended the process");
             match self.from.receive()? {
                 Message::Pages { place, bytes } => parts.write(place, bytes)?,
                 Message::Zeros { place, length } => parts.clear(place, length)?,
@@ -132,7 +130,10 @@ impl Arrival {
     pub fn take_over(mut self, owned: bool) -> anyhow::Result<()> {
         let told = self.answer(None).and_then(|()| Ok(self.from.receive()? == Message::Go));
         match told {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                tracing::info!("the machine has arrived");
+                Ok(())
+            }
             _ if owned => {
                 tracing::warn!("the connection was cut at the end: the machine runs here");
                 Ok(())
@@ -141,80 +142,4 @@ impl Arrival {
             Err(error) => Err(error.context("the machine stays at the other end")),
         }
     }
-}
-
-/// The memory that is received.
-struct Parts {
-    received: Received,
-    /// The lengths of the devices' memory.
-    devices: Vec<u64>,
-}
-
-impl Parts {
-    fn new(ram: Arc<GuestMemoryMmap>, lengths: &[u64]) -> anyhow::Result<Self> {
-        let regions: Vec<_> = ram.iter().map(|it| it.size() as u64).collect();
-        let others = lengths.strip_prefix(&regions[..]);
-        let others =
-            others.context("its memory has other parts than here: use the same options")?;
-        let total = others.iter().fold(0, |sum: u64, it| sum.saturating_add(*it));
-        ensure!(
-            others.len() <= MAX_PARTS && total <= MAX_DEVICE_MEMORY,
-            "its devices have {total} bytes of memory, more than a machine has"
-        );
-        let devices = vec![BTreeMap::new(); others.len()];
-        Ok(Self { received: Received { ram, devices }, devices: others.to_vec() })
-    }
-
-    fn write(&mut self, place: Place, bytes: &[u8]) -> anyhow::Result<()> {
-        let (part, offset) = self.find(place, bytes.len())?;
-        match part {
-            Part::Ram(region) => {
-                region.as_volatile_slice().subslice(offset, bytes.len())?.copy_from(bytes);
-            }
-            Part::Device(pages) => {
-                for (at, page) in (offset..).step_by(PAGE).zip(bytes.chunks(PAGE)) {
-                    pages.insert(at, page.to_vec());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn clear(&mut self, place: Place, length: u64) -> anyhow::Result<()> {
-        let length = usize::try_from(length)?;
-        let (part, offset) = self.find(place, length)?;
-        match part {
-            Part::Ram(region) => {
-                let whole = region.as_volatile_slice();
-                for at in (offset..offset + length).step_by(PAGE) {
-                    let count = PAGE.min(offset + length - at);
-                    whole.subslice(at, count)?.copy_from(&[0; PAGE][..count]);
-                }
-            }
-            Part::Device(pages) => pages.retain(|at, _| !(offset..offset + length).contains(at)),
-        }
-        Ok(())
-    }
-
-    /// The part of a place, if it has this number of bytes from there on.
-    fn find(&mut self, place: Place, length: usize) -> anyhow::Result<(Part<'_>, usize)> {
-        let Place { part, offset } = place;
-        let outside = || format!("pages at offset {offset} of part {part} are outside of memory");
-        let end = offset.checked_add(length as u64).with_context(outside)?;
-        let (part, regions) = (part as usize, self.received.ram.num_regions());
-        let (found, size) = if part < regions {
-            let region = self.received.ram.iter().nth(part).with_context(outside)?;
-            (Part::Ram(region), region.size() as u64)
-        } else {
-            let pages = self.received.devices.get_mut(part - regions).with_context(outside)?;
-            (Part::Device(pages), self.devices[part - regions])
-        };
-        ensure!(end <= size, outside());
-        Ok((found, usize::try_from(offset)?))
-    }
-}
-
-enum Part<'a> {
-    Ram(&'a MmapRegion),
-    Device(&'a mut BTreeMap<usize, Vec<u8>>),
 }

@@ -4,69 +4,65 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::pages::Contents;
+use super::pages::{Outgoing, Progress};
 use super::stream::{Message, Reader, Writer};
 use crate::kvm::vm::Vm;
 use crate::snapshot::memory::Limit;
 
 /// How long the other end may be silent, or take nothing.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same while the machine stands still, and the limit for the rest of its memory.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
+const HAND_OVER_SECONDS: u16 = 10;
 /// The part of the allowed pause, in percent, in which the rest of memory is sent. In the other
-/// part the machine stops, and is built at the other end.
-const SENDING: u32 = 60;
-/// A round that leaves more than this part of the round before, in percent, slows the processors.
-const PROGRESS: u64 = 70;
-/// The steps in which processors are slowed, and the most, in percent of time that they stand.
-const SLOWER: u64 = 15;
-const SLOWEST: u64 = 90;
-/// The time in which processors stand once.
+/// part the machine stops, and is built at the other end, which takes tens of milliseconds.
+const SENDING_PERCENT: u32 = 60;
+/// If a round leaves more than this part of the round before, in percent, the next would not be
+/// much shorter: the processors are slowed.
+const PROGRESS_PERCENT: u64 = 70;
+/// The steps in which processors are slowed, and the most.
+const THROTTLE_STEP: u64 = 15;
+const MAX_THROTTLE: u64 = 90;
+/// In each cycle, slowed processors stand for a part of this time.
 const CYCLE: Duration = Duration::from_millis(50);
 /// Rounds with the slowest processors, after which the migration fails.
 const LAST_ROUNDS: u32 = 20;
+/// Bytes after which the rate is measured anew. The time of fewer tells little.
+const MEASURED: u64 = 32 << 20;
 
-/// The numbers of a migration that the operator sees.
-#[derive(Default)]
-pub struct Progress {
-    sent: AtomicU64,
-    left: AtomicU64,
-    rounds: AtomicU64,
-    /// How slow the processors are.
-    slowed: AtomicU64,
-    ended: AtomicBool,
+/// Asks the main thread to stop the processors. Returns false if the machine is gone.
+pub type Brake = Box<dyn Fn(Slow) -> bool + Send>;
+
+/// How long the processors are to stand. The next one is asked for when this one is dropped.
+pub struct Slow {
+    pub time: Duration,
+    done: Arc<AtomicBool>,
 }
 
-impl Progress {
-    pub fn show(&self) -> Value {
-        let read = |it: &AtomicU64| it.load(Ordering::Relaxed);
-        json!({
-            "sent_bytes": read(&self.sent),
-            "left_bytes": read(&self.left),
-            "rounds": read(&self.rounds),
-            "slowed_percent": read(&self.slowed),
-        })
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
     }
 }
 
-/// Stops the processors for this time. Returns false if the machine is gone.
-pub type Brake = Box<dyn Fn(Duration) -> bool + Send>;
-
 pub struct Departure {
+    stream: UnixStream,
     to: Writer<UnixStream>,
     from: Reader<UnixStream>,
     vm: Arc<Vm>,
-    contents: Contents,
+    memory: Outgoing,
     /// The files of the disks.
     files: Vec<Arc<File>>,
     pause: Duration,
-    limit: Limit,
-    progress: Arc<Progress>,
+    /// The migration has ended.
+    ended: Arc<AtomicBool>,
 }
 
 /// The limits that the operator sets.
@@ -81,83 +77,86 @@ impl Departure {
     pub fn new(
         stream: OwnedFd,
         vm: Arc<Vm>,
-        (contents, files): (Contents, Vec<Arc<File>>),
+        (mut memory, files): (Outgoing, Vec<Arc<File>>),
         limits: Limits,
     ) -> anyhow::Result<Self> {
         let stream = UnixStream::from(stream);
-        stream.set_read_timeout(Some(PATIENCE)).context("the stream")?;
-        stream.set_write_timeout(Some(PATIENCE)).context("the stream")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).context("the stream")?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT)).context("the stream")?;
         stream.set_nonblocking(false).context("the stream")?;
-        let from = stream.try_clone().context("the stream")?;
-        let (to, from) = (Writer::new(stream)?, Reader::new(from));
-        let (pause, limit) = (limits.pause, Limit::new(limits.within));
-        Ok(Self { to, from, vm, contents, files, pause, limit, progress: Arc::default() })
+        let [to, from] = [stream.try_clone(), stream.try_clone()];
+        let (to, from) = (to.context("the stream")?, from.context("the stream")?);
+        let (to, from) = (Writer::new(to)?, Reader::new(from));
+        memory.meter.limit = Limit::new(limits.within);
+        Ok(Self { stream, to, from, vm, memory, files, pause: limits.pause, ended: Arc::default() })
     }
 
     pub fn progress(&self) -> Arc<Progress> {
-        self.progress.clone()
+        self.memory.meter.progress.clone()
     }
 
     /// Sends memory until the rest can be sent within the allowed pause.
     pub fn prepare(&mut self, hello: &[u8], brake: Brake) -> anyhow::Result<()> {
-        let progress = self.progress.clone();
-        let slower = move || slow(&progress, &brake);
-        Builder::new().name("brake".into()).spawn(slower).context("a thread for the brake")?;
+        let (progress, ended) = (self.progress(), self.ended.clone());
+        let body = move || throttle(&progress, &ended, &brake);
+        Builder::new().name("throttle".into()).spawn(body).context("a thread")?;
         let prepared = self.rounds(hello);
-        self.progress.ended.store(true, Ordering::Relaxed);
+        self.ended.store(true, Ordering::Relaxed);
         prepared
     }
 
     fn rounds(&mut self, hello: &[u8]) -> anyhow::Result<()> {
         self.to.send(&Message::Hello(hello))?;
-        self.answer().context("the other end refuses the machine")?;
+        self.answer().context("the other end does not take the machine")?;
         let mut start = Instant::now();
-        self.contents.send_all(&mut self.to)?;
-        self.write_back();
-        let (mut sent, mut before, mut slowest) = (0, u64::MAX, 0);
+        self.memory.send_all(&mut self.to)?;
+        let (mut sent, mut before, mut last_rounds) = (0, u64::MAX, 0);
         loop {
+            self.write_back();
             self.to.send(&Message::Sync)?;
             self.answer()?;
-            self.limit.check().context("the migration")?;
-            let rate = (self.contents.sent - sent) as f64 / start.elapsed().as_secs_f64();
+            let rate = (self.memory.meter.sent - sent) as f64 / start.elapsed().as_secs_f64();
             self.vm.collect_writes()?;
-            let left = self.contents.written();
-            self.progress.count(self.contents.sent, left);
-            let allowed = (self.pause * SENDING / 100).as_secs_f64() * rate;
+            let left = self.memory.written();
+            let progress = self.progress();
+            progress.left.store(left, Ordering::Relaxed);
+            progress.rounds.fetch_add(1, Ordering::Relaxed);
+            let allowed = (self.pause * SENDING_PERCENT / 100).as_secs_f64() * rate;
             tracing::debug!(left, rate, "migration: a round has ended");
             if left as f64 <= allowed {
                 return Ok(());
             }
-            slowest += u32::from(self.progress.slow(left > before / 100 * PROGRESS));
+            let slower = left > before / 100 * PROGRESS_PERCENT;
+            last_rounds += u32::from(progress.slow_down(slower));
             ensure!(
-                slowest < LAST_ROUNDS,
-                "the guest writes {left} bytes while the connection transfers {rate:.0} bytes in a \
-                 second: allow a longer pause (`pause {}`), or use a faster network",
-                self.pause.as_millis() * 4
+                last_rounds < LAST_ROUNDS,
+                "the guest writes {left} bytes while {rate:.0} bytes are sent in a second: allow \
+                 a pause of {:.0} ms, or use a faster connection",
+                left as f64 / rate.max(1.0) * 1e3 * 100.0 / f64::from(SENDING_PERCENT) + 1.0
             );
-            // A short round tells little about the rate: the next one adds to it.
-            if self.contents.sent - sent > MEASURED {
-                (sent, start) = (self.contents.sent, Instant::now());
+            if self.memory.meter.sent - sent > MEASURED {
+                (sent, start) = (self.memory.meter.sent, Instant::now());
             }
             before = left;
-            self.write_back();
-            self.contents.send_written(&mut self.to)?;
+            self.memory.send_written(&mut self.to)?;
         }
     }
 
     /// Makes most of what the guest has written to disks durable, so that little is left for the
-    /// pause. An error shows itself then.
+    /// pause. If this fails, the machine's own flush, on another open file, fails as well.
     fn write_back(&self) {
         self.files.iter().for_each(|file| {
             file.sync_data().ok();
         });
     }
 
-    /// Sends the rest of memory, of a machine that stands still, and its state. The other end has
-    /// all that it needs then.
-    pub fn finish(&mut self) -> anyhow::Result<()> {
+    /// Sends the rest of the memory of a machine that stands still, which must not take long.
+    pub fn send_rest(&mut self) -> anyhow::Result<()> {
+        self.memory.meter.limit = Limit::new(Some(HAND_OVER_SECONDS));
+        self.stream.set_read_timeout(Some(HAND_OVER_TIMEOUT)).context("the stream")?;
+        self.stream.set_write_timeout(Some(HAND_OVER_TIMEOUT)).context("the stream")?;
         self.vm.collect_writes()?;
-        self.contents.send_written(&mut self.to)
+        self.memory.send_written(&mut self.to)
     }
 
     pub fn send_state(&mut self, state: &[u8]) -> anyhow::Result<()> {
@@ -182,7 +181,7 @@ impl Departure {
     }
 
     pub fn sent(&self) -> u64 {
-        self.contents.sent
+        self.memory.meter.sent
     }
 }
 
@@ -198,32 +197,28 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Bytes after which the rate is measured anew.
-const MEASURED: u64 = 32 << 20;
-
 impl Progress {
-    fn count(&self, sent: u64, left: u64) {
-        self.sent.store(sent, Ordering::Relaxed);
-        self.left.store(left, Ordering::Relaxed);
-        self.rounds.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Slows the processors if the rounds do not get shorter. Returns whether they are as slow as
-    /// they get.
-    fn slow(&self, slower: bool) -> bool {
-        let now = self.slowed.load(Ordering::Relaxed);
-        let next = if slower { (now + SLOWER).min(SLOWEST) } else { now };
-        self.slowed.store(next, Ordering::Relaxed);
-        next == SLOWEST
+    /// Slows the processors, if they are to be slower. Returns whether they are as slow as they
+    /// get.
+    fn slow_down(&self, slower: bool) -> bool {
+        let now = self.throttle.load(Ordering::Relaxed);
+        let next = if slower { (now + THROTTLE_STEP).min(MAX_THROTTLE) } else { now };
+        self.throttle.store(next, Ordering::Relaxed);
+        next == MAX_THROTTLE
     }
 }
 
 /// Stops the processors for a part of each cycle, until the migration ends.
-fn slow(progress: &Progress, brake: &Brake) {
-    while !progress.ended.load(Ordering::Relaxed) {
-        let percent = u32::try_from(progress.slowed.load(Ordering::Relaxed)).unwrap_or(0);
-        if percent > 0 && !brake(CYCLE * percent / 100) {
-            return;
+fn throttle(progress: &Progress, ended: &AtomicBool, brake: &Brake) {
+    let done = Arc::new(AtomicBool::new(true));
+    while !ended.load(Ordering::Relaxed) {
+        let percent = u32::try_from(progress.throttle.load(Ordering::Relaxed)).unwrap_or(0);
+        // If the main thread is late, requests must not pile up.
+        if percent > 0 && done.swap(false, Ordering::Relaxed) {
+            let slow = Slow { time: CYCLE * percent / 100, done: done.clone() };
+            if !brake(slow) {
+                return;
+            }
         }
         sleep(CYCLE);
     }

@@ -2,33 +2,78 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use host::ram::{MmapRegion, PAGE};
+use serde_json::{Value, json};
 use vm_memory::VolatileMemory as _;
 
 use super::stream::{MAX_PAGES, Message, Place, Writer};
 use crate::ram;
-use crate::snapshot::memory::Pages;
+use crate::snapshot::memory::{Limit, Pages};
 
-/// All parts of memory.
-pub struct Contents {
+/// All parts of memory, with what was sent of them.
+pub struct Outgoing {
     ram: Vec<Arc<MmapRegion>>,
     /// The memory of each device, and what was sent of it. Their pages are compared, because KVM's
     /// lists of writes to them belong to the devices.
     devices: Vec<(Arc<MmapRegion>, Vec<u8>)>,
     /// Tells memory that was never touched: reading it would allocate it.
     pages: Arc<Pages>,
-    pub sent: u64,
+    pub meter: Meter,
 }
 
-impl Contents {
+/// Counts what is sent, within a limit.
+pub struct Meter {
+    pub sent: u64,
+    pub progress: Arc<Progress>,
+    pub limit: Limit,
+}
+
+/// The numbers of a migration that the operator sees.
+#[derive(Default)]
+pub struct Progress {
+    pub sent: AtomicU64,
+    /// The bytes of memory that must still be sent.
+    pub left: AtomicU64,
+    pub rounds: AtomicU64,
+    /// The percentage of time in which the processors stand.
+    pub throttle: AtomicU64,
+}
+
+impl Progress {
+    pub fn show(&self) -> Value {
+        let read = |it: &AtomicU64| it.load(Ordering::Relaxed);
+        json!({
+            "sent_bytes": read(&self.sent),
+            "left_bytes": read(&self.left),
+            "rounds": read(&self.rounds),
+            "throttle_percent": read(&self.throttle),
+        })
+    }
+}
+
+impl Meter {
+    /// `passed` of memory needs not be sent any more, for which `sent` was sent.
+    fn count(&mut self, passed: u64, sent: u64) -> anyhow::Result<()> {
+        self.sent += sent;
+        let left = self.progress.left.load(Ordering::Relaxed);
+        self.progress.left.store(left.saturating_sub(passed), Ordering::Relaxed);
+        self.progress.sent.store(self.sent, Ordering::Relaxed);
+        self.limit.check()
+    }
+}
+
+impl Outgoing {
     pub fn new(
         ram: Vec<Arc<MmapRegion>>,
         devices: Vec<Arc<MmapRegion>>,
         pages: Arc<Pages>,
     ) -> Self {
         let unsent = |it: Arc<MmapRegion>| (it.clone(), vec![0; it.size()]);
-        Self { ram, devices: devices.into_iter().map(unsent).collect(), pages, sent: 0 }
+        let devices = devices.into_iter().map(unsent).collect();
+        let meter = Meter { sent: 0, progress: Arc::default(), limit: Limit::new(None) };
+        Self { ram, devices, pages, meter }
     }
 
     /// The bytes of RAM that were written since they were sent.
@@ -39,12 +84,18 @@ impl Contents {
     /// Sends what is not zero. The other end has only zeros.
     pub fn send_all<W: Write>(&mut self, to: &mut Writer<W>) -> anyhow::Result<()> {
         let mut buffer = vec![0; MAX_PAGES];
+        let total = self.ram.iter().map(|it| it.size() as u64).sum();
+        self.meter.progress.left.store(total, Ordering::Relaxed);
         for (part, region) in (0..).zip(&self.ram) {
+            let mut passed = 0;
             for (offset, length) in touched(region, &self.pages) {
                 let bytes = &mut buffer[..length];
                 region.as_volatile_slice().subslice(offset, length)?.copy_to(bytes);
-                self.sent += send(to, (part, offset), bytes, Zeros::Known)?;
+                let sent = send(to, (part, offset), bytes, Zeros::Known)?;
+                self.meter.count((offset + length - passed) as u64, sent)?;
+                passed = offset + length;
             }
+            self.meter.count((region.size() - passed) as u64, 0)?;
         }
         self.send_devices(to)
     }
@@ -57,7 +108,8 @@ impl Contents {
                 let length = (count * PAGE).min(region.size() - first * PAGE);
                 let bytes = &mut buffer[..length];
                 region.as_volatile_slice().subslice(first * PAGE, length)?.copy_to(bytes);
-                self.sent += send(to, (part, first * PAGE), bytes, Zeros::New)?;
+                let sent = send(to, (part, first * PAGE), bytes, Zeros::New)?;
+                self.meter.count(length as u64, sent)?;
             }
         }
         self.send_devices(to)
@@ -75,7 +127,8 @@ impl Contents {
                     if page != old {
                         old.copy_from_slice(page);
                         let place = (u32::try_from(part)?, start + number * PAGE);
-                        self.sent += send(to, place, page, Zeros::New)?;
+                        let sent = send(to, place, page, Zeros::New)?;
+                        self.meter.count(0, sent)?;
                     }
                 }
             }
@@ -197,14 +250,14 @@ mod test {
             }
         };
         let mut contents =
-            Contents::new(vec![ram.clone()], vec![screen.clone()], Arc::new(Pages::open()));
+            Outgoing::new(vec![ram.clone()], vec![screen.clone()], Arc::new(Pages::open()));
         ram.bitmap().record(true);
         write(&ram, 5 * PAGE, 1, 3 * PAGE);
         write(&ram, (2 << 20) - 1, 2, 2);
         write(&screen, PAGE, 3, 2 * PAGE);
         let mut bytes = Vec::new();
         contents.send_all(&mut Writer::new(&mut bytes).unwrap()).unwrap();
-        assert_eq!(contents.sent, (3 + 2 + 2) * PAGE as u64);
+        assert_eq!(contents.meter.sent, (3 + 2 + 2) * PAGE as u64);
         apply(&bytes, &mut parts);
         check(&parts);
         ram.bitmap().take();
@@ -217,6 +270,6 @@ mod test {
         contents.send_written(&mut Writer::new(&mut bytes).unwrap()).unwrap();
         apply(&bytes, &mut parts);
         check(&parts);
-        assert_eq!((contents.written(), contents.sent), (0, 9 * PAGE as u64));
+        assert_eq!((contents.written(), contents.meter.sent), (0, 9 * PAGE as u64));
     }
 }

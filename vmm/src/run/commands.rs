@@ -98,7 +98,7 @@ impl MainLoop {
                 Ok(strokes) => self.type_strokes(strokes, request),
                 Err(error) => request.answer(Err(error)),
             },
-            _ => request.answer(Ok(json!({}))),
+            _ => unreachable!("the caller carries out all others"),
         }
         None
     }
@@ -279,7 +279,7 @@ impl MainLoop {
             let ended = match self.notices.receiver.try_recv() {
                 Err(_) => return Ok(()),
                 Ok(Notice::Control(request)) => {
-                    self.deferred.push_back(request);
+                    self.deferred.push_back(Notice::Control(request));
                     None
                 }
                 Ok(notice) => self.handle(notice).map_err(|error| self.fail(error))?,

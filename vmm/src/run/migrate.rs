@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::{MainLoop, Notice};
 use crate::control::Request;
-use crate::migration::departure::{Departure, Limits, Progress, Refused};
+use crate::migration::departure::{Departure, Limits, Refused, Slow};
+use crate::migration::pages::Progress;
 use crate::snapshot::Mark;
 use crate::snapshot::memory::Limit;
 use crate::status::Status;
@@ -21,7 +22,7 @@ use crate::status::Status;
 /// The pause of a machine that moves, unless the operator allows another one.
 const PAUSE: u32 = 300;
 /// How long the other end may keep the locks of a machine that does not run there.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A migration that is under way.
@@ -31,6 +32,7 @@ pub(super) struct Migration {
     progress: Arc<Progress>,
     stream: OwnedFd,
     began: Instant,
+    cancelled: bool,
 }
 
 /// A departure whose memory was sent, or why that failed.
@@ -40,9 +42,9 @@ pub struct Prepared {
 }
 
 /// Where the machine runs after a migration.
-enum Place {
-    Here(anyhow::Error),
-    There,
+enum RunsAt {
+    Source(anyhow::Error),
+    OtherEnd,
 }
 
 impl MainLoop {
@@ -58,7 +60,8 @@ impl MainLoop {
         match self.begin_departure(files, Limits { pause, within }) {
             Ok((stream, progress)) => {
                 let began = Instant::now();
-                self.migration = Some(Migration { request, progress, stream, began });
+                self.migration =
+                    Some(Migration { request, progress, stream, began, cancelled: false });
             }
             Err(error) => request.answer(Err(error)),
         }
@@ -69,13 +72,15 @@ impl MainLoop {
         files: Vec<OwnedFd>,
         limits: Limits,
     ) -> anyhow::Result<(OwnedFd, Arc<Progress>)> {
+        ensure!(!limits.pause.is_zero(), "a machine cannot move without a pause: allow some");
         let Ok([stream]) = <[_; 1]>::try_from(files) else {
             bail!("a migration needs one open file, its stream: use `vmm ctl migrate`");
         };
         let copy = stream.try_clone().context("its stream")?;
-        let hello = self.machine.hello()?;
         self.settle(Limit::new(None))?;
+        let mut hello = Vec::new();
         let departure = self.machine.stand_still().and_then(|()| {
+            hello = self.machine.hello()?;
             let vm = self.machine.record_writes(true)?;
             let files = self.machine.shared().disks.locks();
             Departure::new(stream, vm, (self.machine.contents(), files), limits)
@@ -97,27 +102,29 @@ impl MainLoop {
     fn send_memory(&self, mut departure: Departure, hello: Vec<u8>) -> anyhow::Result<()> {
         let notices = self.notices.sender.clone();
         let brake = notices.clone();
-        let brake = Box::new(move |time| brake.send(Notice::Slow(time)).is_ok());
+        let brake = Box::new(move |slow| brake.send(Notice::Slow(slow)).is_ok());
         let body = move || {
             let result = departure.prepare(&hello, brake);
             notices.send(Notice::Prepared(Box::new(Prepared { departure, result }))).ok();
         };
         Builder::new().name("migration".into()).spawn(body).context("a thread")?;
+        tracing::info!("the machine is being moved");
         Ok(())
     }
 
-    /// Stops the processors of a machine that is being sent for this time.
-    pub(super) fn slow_down(&self, time: Duration) {
+    /// Stops the processors of a machine that is being moved for a moment.
+    pub(super) fn slow_down(&self, slow: &Slow) {
         if self.migration.is_some() && !self.must_stay_paused() {
             self.machine.pause();
-            sleep(time);
+            sleep(slow.time);
             self.resume_if_allowed();
         }
     }
 
-    pub(super) fn cancel_migration(&self) -> anyhow::Result<Value> {
-        let migration = self.migration.as_ref().context("the machine is not being moved")?;
-        // The other end, and this one, find the stream cut.
+    pub(super) fn cancel_migration(&mut self) -> anyhow::Result<Value> {
+        let migration = self.migration.as_mut().context("the machine is not being moved")?;
+        migration.cancelled = true;
+        // The other end finds the stream cut, and closes it. The jail allows no other shutdown.
         shutdown(&migration.stream, Shutdown::Write).context("the stream")?;
         Ok(json!({}))
     }
@@ -132,23 +139,30 @@ impl MainLoop {
         let Some(migration) = self.migration.take() else { return Ok(None) };
         let stopped = Instant::now();
         let place = match result {
+            _ if migration.cancelled => {
+                let cancelled = "`vmm ctl migrate-cancel` has ended the migration";
+                Ok(RunsAt::Source(anyhow::anyhow!(cancelled)))
+            }
             Ok(()) => self.hand_over(&mut departure),
-            Err(error) => Ok(Place::Here(error)),
+            Err(error) => Ok(RunsAt::Source(error)),
         };
         match place {
-            Ok(Place::There) => {
+            Ok(RunsAt::OtherEnd) => {
                 let (pause, total) = (stopped.elapsed(), migration.began.elapsed());
                 tracing::info!("moved to another process in {total:?}, with a pause of {pause:?}");
                 migration.request.answer(Ok(json!({
                     "seconds": total.as_secs_f64(),
                     "pause_ms": pause.as_secs_f64() * 1e3,
                     "sent_bytes": departure.sent(),
+                    "rounds": departure.progress().show()["rounds"],
+                    "throttle_percent": departure.progress().show()["throttle_percent"],
                 })));
                 Ok(Some(Status::Moved as u8))
             }
-            Ok(Place::Here(error)) => {
+            Ok(RunsAt::Source(error)) => {
                 self.machine.record_writes(false)?;
-                migration.request.answer(Err(error));
+                tracing::warn!("the machine stays: {error:#}");
+                migration.request.answer(Err(error.context("the machine stays")));
                 self.failed.take().map_or(Ok(None), Err)
             }
             Err(error) => {
@@ -159,22 +173,22 @@ impl MainLoop {
     }
 
     /// Stops the machine, and sends the rest. An error ends this machine.
-    fn hand_over(&mut self, departure: &mut Departure) -> anyhow::Result<Place> {
+    fn hand_over(&mut self, departure: &mut Departure) -> anyhow::Result<RunsAt> {
         let (paused, began) = (self.paused, Instant::now());
         if let Err(error) = self.settle(Limit::new(None)) {
-            return Ok(Place::Here(error));
+            return Ok(RunsAt::Source(error));
         }
         let state = self.machine.stand_still().and_then(|()| {
             tracing::debug!("stands still after {:?}", began.elapsed());
-            departure.finish()?;
+            departure.send_rest()?;
             self.machine.state(paused)
         });
         tracing::debug!("memory was sent after {:?}", began.elapsed());
         let place = match state {
             Ok((state, files)) => self.exchange(departure, &state, &files)?,
-            Err(error) => Place::Here(error),
+            Err(error) => RunsAt::Source(error),
         };
-        if let Place::Here(_) = place {
+        if let RunsAt::Source(_) = place {
             self.machine.unpark()?;
             self.resume_if_allowed();
         }
@@ -187,33 +201,36 @@ impl MainLoop {
         departure: &mut Departure,
         state: &[u8],
         files: &[Mark],
-    ) -> anyhow::Result<Place> {
+    ) -> anyhow::Result<RunsAt> {
         let locks = self.machine.shared().disks.locks();
-        locks.iter().try_for_each(|it| lock::release(it)).context("the locks of the disks")?;
-        let answer = departure.send_state(state).and_then(|()| departure.answer());
-        let Err(error) = answer else {
-            // If this is lost, the other end runs the machine nevertheless if it has disks.
-            departure.let_go().ok();
-            return Ok(Place::There);
-        };
+        let released = locks.iter().try_for_each(|it| lock::release(it));
+        let answer = released
+            .context("the locks of the disks")
+            .and_then(|()| departure.send_state(state))
+            .and_then(|()| departure.answer())
+            .and_then(|()| departure.let_go());
+        let Err(error) = answer else { return Ok(RunsAt::OtherEnd) };
         let refused = error.is::<Refused>();
         if !take_again(&locks) {
             ensure!(!refused, "another machine has the disks of this one, which ends: {error:#}");
             tracing::warn!("{error:#}: the other end has the disks, and runs the machine");
-            return Ok(Place::There);
+            return Ok(RunsAt::OtherEnd);
         }
-        // The other end has run it and has ended already, if it has written.
-        if !refused && self.machine.files()? != files {
-            bail!("{error:#}, and the disks have changed: the machine has run at the other end");
+        // It may have run at the other end and ended already. Only its files tell.
+        let unchanged = || {
+            let shown = locks.is_empty() || files.iter().all(Mark::shows_changes);
+            anyhow::Ok(shown && self.machine.files()? == files)
+        };
+        if !refused && !unchanged()? {
+            bail!("{error:#}, and the machine may have run at the other end: this one ends");
         }
-        let error = error.context("the machine stays");
-        Ok(Place::Here(error))
+        Ok(RunsAt::Source(error))
     }
 }
 
 /// Takes all locks again. The other end may have some of them until it has given up.
 fn take_again(locks: &[Arc<File>]) -> bool {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         if locks.iter().all(|it| lock::take_again(it).unwrap_or(false)) {
             return true;

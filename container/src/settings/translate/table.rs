@@ -175,8 +175,8 @@ pub const TABLE: &[Row] = rows! {
     Option "-chardev" => Apply(Arguments::chardev);
     Option "-gdb" "-s" => Ignored("the machine has no port for debuggers");
     Option "-vnc" "-spice" => Ignored("the screen is at WEB_PORT: set VNC_PORT for VNC viewers");
-    Option "-incoming" => Refused("migration is not supported: leave it out, and use the disk on \
-        the volume");
+    Option "-incoming" => Refused("a machine of the container is not moved yet: leave it out, and \
+        use the disk on the volume");
     Option "-serial" "-parallel" "-debugcon" =>
         Ignored("set SERIAL for the serial port");
     Option "-m" => Ignored("set RAM_SIZE");

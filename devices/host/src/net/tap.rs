@@ -28,7 +28,7 @@ use super::{
     TransferError, Wait, is_tap_name,
 };
 use crate::mac::Mac;
-use crate::memory::{Memory, NoMemory, Piece};
+use crate::memory::{Memory, NoMemory, Piece, subrange};
 
 /// Maximum entries of a vector (UIO_MAXIOV). One of them is for our own buffer.
 const MAX_VECTORS: usize = 1024;
@@ -177,8 +177,11 @@ impl Vectors {
         // SAFETY: each entry was added just now: guest memory, which stays mapped as long as
         // `memory` and to which there are no references, and `rest`, which we hold alone.
         let count = unsafe { libc::readv(fd.as_raw_fd(), vectors, self.count()) };
-        memory.wrote(pieces);
-        Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error());
+        if let (Ok(count), true) = (&count, memory.records_writes()) {
+            memory.wrote(&subrange(pieces, 0, *count as u64));
+        }
+        Ok(count)
     }
 
     fn write(
