@@ -29,7 +29,7 @@ const SENDING_PERCENT: u32 = 60;
 const PROGRESS_PERCENT: u64 = 70;
 /// The steps in which processors are slowed, and the most.
 const THROTTLE_STEP: u64 = 15;
-const MAX_THROTTLE: u64 = 90;
+const MAX_THROTTLE: u64 = 99;
 /// In each cycle, slowed processors stand for a part of this time.
 const CYCLE: Duration = Duration::from_millis(50);
 /// Rounds with the slowest processors, after which the migration fails.
