@@ -3,16 +3,15 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
+use serde_json::json;
 use transom_benches::machine::Machine;
+use transom_benches::qmp::Monitor;
 use transom_benches::rival::{OURS, Rival, rivals};
 use transom_benches::table::{Samples, measured, print, table};
 use vmm::control::snapshot::save;
@@ -106,15 +105,7 @@ fn qemu(rival: &Rival, module: &Path, control: &Path, file: &Path) -> Result<Fig
     // has written. A guest that was stopped before would stay so when it is restored.
     let limits = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 2_000_000 });
     monitor.ask("migrate-set-parameters", &limits)?;
-    monitor.ask("migrate", &json!({ "uri": format!("exec:cat > {}", file.display()) }))?;
-    loop {
-        let answer = monitor.ask("query-migrate", &json!({}))?;
-        match answer["status"].as_str() {
-            Some("completed") => break,
-            Some("failed") => bail!("{answer}"),
-            _ => sleep(POLL_INTERVAL),
-        }
-    }
+    monitor.migrate(&format!("exec:cat > {}", file.display()))?;
     // A snapshot of ours is durable.
     File::open(file)?.sync_all()?;
     monitor.ask("quit", &json!({}))?;
@@ -146,39 +137,4 @@ fn mebibytes(file: &Path) -> Result<f64> {
     use std::os::unix::fs::MetadataExt as _;
 
     Ok((fs::metadata(file)?.blocks() * 512) as f64 / f64::from(1 << 20))
-}
-
-/// QEMU's machine protocol.
-struct Monitor(BufReader<UnixStream>);
-
-impl Monitor {
-    fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut monitor = Self(BufReader::new(stream));
-        monitor.read()?;
-        monitor.ask("qmp_capabilities", &json!({}))?;
-        Ok(monitor)
-    }
-
-    fn read(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        ensure!(self.0.read_line(&mut line)? > 0, "QEMU has ended");
-        Ok(serde_json::from_str(&line)?)
-    }
-
-    /// Skips events.
-    fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
-        let question = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.0.get_mut(), "{question}")?;
-        loop {
-            let mut answer = self.read()?;
-            if let Some(error) = answer.get("error") {
-                bail!("{command}: {error}");
-            }
-            if answer.get("return").is_some() {
-                return Ok(answer["return"].take());
-            }
-        }
-    }
 }

@@ -3,6 +3,7 @@
 
 pub mod machine;
 pub mod pictures;
+pub mod qmp;
 pub mod rival;
 pub mod table;
 pub mod tap;

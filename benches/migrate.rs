@@ -1,0 +1,152 @@
+//! A running machine moves to another process on the same host: the pause that its guest sees, and
+//! the time until it runs there. The guest writes its memory meanwhile.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use transom_benches::machine::Machine;
+use transom_benches::qmp::Monitor;
+use transom_benches::rival::{OURS, Rival, rivals};
+use transom_benches::table::{Samples, measured, print, table};
+use vmm::control::{self, Client};
+
+const ROUNDS: usize = 10;
+/// Bytes of the guest's memory that are not zero, besides those that it writes.
+const CONTENTS: usize = 256 << 20;
+/// 40 MiB in a second, for four seconds.
+const GUEST: &str = "checks=none memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
+/// The guest runs for this time before it moves.
+const BEFORE: Duration = Duration::from_millis(700);
+/// The allowed pause in milliseconds.
+const PAUSE: u32 = 300;
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The milliseconds of the pause, and of the migration.
+type Figures = [f64; 2];
+
+const TITLES: [&str; 2] = [
+    "migration: the pause of the guest",
+    "migration: from the command until the machine runs in the other process",
+];
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let module = folder.path().join("module");
+    let noise: Vec<u8> = (0..=250).cycle().take(CONTENTS).collect();
+    fs::write(&module, noise)?;
+    // Firecracker does not migrate. Cloud Hypervisor's guest gets no module.
+    let all = rivals(&folder, &["firecracker", "cloud-hypervisor", "qemu q35"])?;
+    let mut samples = [(); 2].map(|()| vec![Samples::new(); all.len()]);
+    for round in 0..=ROUNDS {
+        for (number, rival) in all.iter().enumerate() {
+            let mut rows: Vec<_> = samples.iter_mut().map(|table| &mut table[number]).collect();
+            if rows[0].has_failed() {
+                continue;
+            }
+            let dir = tempfile::tempdir_in(folder.path())?;
+            let result = figures(rival, &module, dir.path());
+            let result = measured(rival.name, rows.iter_mut().map(|row| &mut **row), result)?;
+            // The first round warms up caches.
+            for (row, figure) in rows.iter_mut().zip(result.into_iter().flatten()) {
+                if round > 0 {
+                    row.push(figure);
+                }
+            }
+        }
+    }
+    for (title, samples) in TITLES.iter().zip(&samples) {
+        print(&format!("{}\n", table(title, "ms", &all, samples)));
+    }
+    Ok(())
+}
+
+fn figures(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+    if rival.name == OURS { ours(rival, module, dir) } else { qemu(rival, module, dir) }
+}
+
+fn ours(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+    let [control, there, socket] = ["control", "there", "socket"].map(|name| dir.join(name));
+    let mut command = rival.command(GUEST)?;
+    let probe = module.with_file_name("probe.elf");
+    command.arg("--kernel").arg(probe).arg("--initrd").arg(module);
+    command.args(["--accept-emulation", "--control"]).arg(&control);
+    let mut source = Machine::start(&mut command)?;
+    let mut waiting = Command::new(command.get_program());
+    waiting.env("VMM_LOG", "off").args(["run", "--incoming"]).arg(&socket);
+    waiting.arg("--control").arg(&there);
+    let destination = Machine::start(&mut waiting)?;
+    source.wait_for_guest()?;
+    sleep(BEFORE);
+    let stream = connected(&socket)?;
+    let mut client = Client::connect_timeout(&control, PATIENCE)?;
+    let command = control::Command::Migrate { to: socket, pause: Some(PAUSE), within: None };
+    let start = Instant::now();
+    client.ask_with(&command, &[stream.as_fd()])?;
+    // It answers when it has sent the last message.
+    let moved = start.elapsed();
+    Ok([pause(destination)?, milliseconds(moved)])
+}
+
+/// The first connection that it takes is the machine's.
+fn connected(socket: &Path) -> Result<UnixStream> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => ensure!(Instant::now() < end, "{}: {error}", socket.display()),
+        }
+        sleep(POLL_INTERVAL);
+    }
+}
+
+fn qemu(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+    let [control, socket] = ["control", "socket"].map(|name| dir.join(name));
+    let address = format!("unix:{}", socket.display());
+    let command = || {
+        let mut command = rival.command(GUEST)?;
+        command.arg("-initrd").arg(module);
+        anyhow::Ok(command)
+    };
+    let mut first = command()?;
+    first.arg("-qmp").arg(format!("unix:{},server=on,wait=off", control.display()));
+    let mut source = Machine::start(&mut first)?;
+    let destination = Machine::start(command()?.args(["-incoming", &address]))?;
+    source.wait_for_guest()?;
+    sleep(BEFORE);
+    let end = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        ensure!(Instant::now() < end, "the other QEMU does not listen");
+        sleep(POLL_INTERVAL);
+    }
+    let mut monitor = Monitor::connect(&control)?;
+    // Without the first, it sends 32 MiB in a second.
+    let limits = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": PAUSE });
+    monitor.ask("migrate-set-parameters", &limits)?;
+    let start = Instant::now();
+    monitor.migrate(&address)?;
+    let moved = start.elapsed();
+    monitor.ask("quit", &json!({}))?;
+    Ok([pause(destination)?, milliseconds(moved)])
+}
+
+/// The longest time in which the guest did not run, in milliseconds, as it tells at its end.
+fn pause(mut machine: Machine) -> Result<f64> {
+    let report = machine.report()?;
+    let findings = report["findings"].as_array().context("findings")?;
+    let found = findings.iter().find(|it| it["name"] == "memory-load").context("its load")?;
+    ensure!(found["errors"] == 0, "memory was lost: {found}");
+    Ok(found["longest_us"].as_f64().context("its pause")? / 1e3)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
