@@ -541,9 +541,6 @@ impl Config {
         }
         let conflict = match self {
             Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
-            Self { restore: Some(_), incoming: Some(_), .. } => {
-                "--restore and --incoming exclude each other: a machine has one origin"
-            }
             Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
             Self { boot, firmware: None, .. } if !boot.0.is_empty() => "--boot needs --firmware",
             Self { cmdline: Some(_), firmware: Some(_), kernel: None, .. } => {

@@ -24,6 +24,8 @@ use crate::config::Config;
 /// The description of a machine, which the other end compares before memory is sent.
 #[derive(Serialize, Deserialize)]
 pub struct Hello {
+    /// That of the state.
+    pub format: u32,
     pub config: Config,
     pub cpuid: Vec<Vec<kvm_cpuid_entry2>>,
     /// The lengths of all parts of memory: RAM, then the memory of devices.

@@ -75,7 +75,10 @@ const SYSTEM_CRASH: u32 = 3;
 
 /// Runs a machine until it is off. Returns the exit status.
 pub fn run(config: Config) -> anyhow::Result<u8> {
-    config.check()?;
+    if config.restore.is_some() && config.incoming.is_some() {
+        let reason = "--restore and --incoming exclude each other: a machine has one origin";
+        return Err(Failure::new(Status::Usage, reason));
+    }
     let (sender, receiver) = mpsc::channel();
     let notices = Mailbox { sender, receiver };
     let signal_sender = notices.sender.clone();

@@ -37,7 +37,7 @@ pub const UNFINISHED: &str = "machine.json.unfinished";
 
 /// The only format that this version writes and reads. A change of what `Saved` means needs a new
 /// number.
-const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 1;
 /// The limit for the first line, and for the rest of the file.
 const MAX_HEADER: u64 = 512;
 const MAX_STATE: u64 = 256 << 20;

@@ -151,7 +151,7 @@ impl Machine {
         self.can_be_saved(Then::Quit)?;
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
         let parts = self.mappings().map(|it| it.size() as u64).collect();
-        Ok(serde_json::to_vec(&Hello { config, cpuid, parts })?)
+        Ok(serde_json::to_vec(&Hello { format: snapshot::FORMAT, config, cpuid, parts })?)
     }
 
     /// The contents of memory, to be sent.

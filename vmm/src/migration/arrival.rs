@@ -17,7 +17,7 @@ use crate::config::{Config, Options};
 use crate::machine;
 use crate::ram;
 use crate::signals;
-use crate::snapshot::{Saved, Snapshot};
+use crate::snapshot::{self, Saved, Snapshot};
 
 /// The interval at which signals are noticed.
 const INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
@@ -79,6 +79,13 @@ impl Arrival {
         config: Config,
         options: Options,
     ) -> anyhow::Result<(Config, Snapshot)> {
+        let format = self.hello.format;
+        ensure!(
+            format == snapshot::FORMAT,
+            "its state has format {format}, and this version reads format {}: use the same version \
+             of vmm at both ends",
+            snapshot::FORMAT
+        );
         let config = match options {
             Options::Saved => config.over(&self.hello.config)?,
             Options::Given => config,

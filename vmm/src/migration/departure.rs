@@ -110,12 +110,12 @@ impl Departure {
         self.answer().context("the other end does not take the machine")?;
         let mut start = Instant::now();
         self.memory.send_all(&mut self.to)?;
-        let (mut sent, mut before, mut last_rounds) = (0, u64::MAX, 0);
+        let (mut moved, mut before, mut last_rounds) = (0, u64::MAX, 0);
         loop {
             self.write_back();
             self.to.send(&Message::Sync)?;
             self.answer()?;
-            let rate = (self.memory.meter.sent - sent) as f64 / start.elapsed().as_secs_f64();
+            let rate = (self.memory.meter.moved - moved) as f64 / start.elapsed().as_secs_f64();
             self.vm.collect_writes()?;
             let left = self.memory.written();
             let progress = self.progress();
@@ -134,8 +134,8 @@ impl Departure {
                  a pause of {:.0} ms, or use a faster connection",
                 left as f64 / rate.max(1.0) * 1e3 * 100.0 / f64::from(SENDING_PERCENT) + 1.0
             );
-            if self.memory.meter.sent - sent > MEASURED {
-                (sent, start) = (self.memory.meter.sent, Instant::now());
+            if self.memory.meter.moved - moved > MEASURED {
+                (moved, start) = (self.memory.meter.moved, Instant::now());
             }
             before = left;
             self.memory.send_written(&mut self.to)?;

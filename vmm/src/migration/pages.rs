@@ -26,6 +26,9 @@ pub struct Outgoing {
 /// Counts what is sent, within a limit.
 pub struct Meter {
     pub sent: u64,
+    /// The bytes that were sent, and those of pages that became zeros. They tell how fast memory
+    /// is sent that the guest writes.
+    pub moved: u64,
     pub progress: Arc<Progress>,
     pub limit: Limit,
 }
@@ -54,9 +57,10 @@ impl Progress {
 }
 
 impl Meter {
-    /// `passed` of memory needs not be sent any more, for which `sent` was sent.
-    fn count(&mut self, passed: u64, sent: u64) -> anyhow::Result<()> {
-        self.sent += sent;
+    /// `passed` of memory needs not be sent any more, for which this was sent.
+    fn count(&mut self, passed: u64, Sent { bytes, zeros }: Sent) -> anyhow::Result<()> {
+        self.sent += bytes;
+        self.moved += bytes + zeros;
         let left = self.progress.left.load(Ordering::Relaxed);
         self.progress.left.store(left.saturating_sub(passed), Ordering::Relaxed);
         self.progress.sent.store(self.sent, Ordering::Relaxed);
@@ -72,7 +76,8 @@ impl Outgoing {
     ) -> Self {
         let unsent = |it: Arc<MmapRegion>| (it.clone(), vec![0; it.size()]);
         let devices = devices.into_iter().map(unsent).collect();
-        let meter = Meter { sent: 0, progress: Arc::default(), limit: Limit::new(None) };
+        let (progress, limit) = (Arc::default(), Limit::new(None));
+        let meter = Meter { sent: 0, moved: 0, progress, limit };
         Self { ram, devices, pages, meter }
     }
 
@@ -95,7 +100,7 @@ impl Outgoing {
                 self.meter.count((offset + length - passed) as u64, sent)?;
                 passed = offset + length;
             }
-            self.meter.count((region.size() - passed) as u64, 0)?;
+            self.meter.count((region.size() - passed) as u64, Sent::default())?;
         }
         self.send_devices(to)
     }
@@ -154,24 +159,32 @@ enum Zeros {
     New,
 }
 
-/// Sends pages. Returns the number of bytes.
+/// The bytes of pages that were sent, and of those that became zeros.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    bytes: u64,
+    zeros: u64,
+}
+
+/// Sends pages.
 fn send<W: Write>(
     to: &mut Writer<W>,
     (part, start): (u32, usize),
     bytes: &[u8],
     zeros: Zeros,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<Sent> {
     let is_zero = |page: &[u8]| page == &[0; PAGE][..page.len()];
-    let (mut at, mut sent) = (0, 0);
+    let (mut at, mut sent) = (0, Sent::default());
     let pages: Vec<_> = bytes.chunks(PAGE).collect();
     for run in pages.chunk_by(|one, next| is_zero(one) == is_zero(next)) {
         let length: usize = run.iter().map(|page| page.len()).sum();
         let place = Place { part, offset: (start + at) as u64 };
         if !is_zero(run[0]) {
             to.send(&Message::Pages { place, bytes: &bytes[at..at + length] })?;
-            sent += length as u64;
+            sent.bytes += length as u64;
         } else if zeros == Zeros::New {
             to.send(&Message::Zeros { place, length: length as u64 })?;
+            sent.zeros += length as u64;
         }
         at += length;
     }

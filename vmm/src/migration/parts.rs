@@ -60,9 +60,15 @@ impl Parts {
         match part {
             Part::Ram(region) => {
                 let whole = region.as_volatile_slice();
+                let mut page = [0; PAGE];
                 for at in (offset..offset + length).step_by(PAGE) {
                     let count = PAGE.min(offset + length - at);
-                    whole.subslice(at, count)?.copy_from(&[0; PAGE][..count]);
+                    let place = whole.subslice(at, count)?;
+                    // A page that was never written has no memory of the host, and stays so.
+                    place.copy_to(&mut page[..count]);
+                    if page[..count].iter().any(|byte| *byte != 0) {
+                        place.copy_from(&[0; PAGE][..count]);
+                    }
                 }
             }
             Part::Device(pages) => pages.retain(|at, _| !(offset..offset + length).contains(at)),

@@ -277,7 +277,7 @@ impl Ring {
         match self.check_result(&mut slot, result) {
             Ok(answer) => {
                 self.free.push(number);
-                self.mark(&slot.request);
+                mark(&self.memory, &slot.request);
                 let Request { tag, pieces, .. } = slot.request;
                 done.push(Completion { tag, result: answer, pieces });
             }
@@ -286,13 +286,6 @@ impl Ring {
                 self.proceed(number);
             }
             Err(Next::Fallback) => self.fall_back(number, slot),
-        }
-    }
-
-    /// Records the memory that the kernel wrote for a read.
-    fn mark(&self, request: &Request) {
-        if request.operation == Operation::Read {
-            self.memory.wrote(&request.pieces);
         }
     }
 
@@ -440,6 +433,13 @@ impl Channel for Ring {
     }
 }
 
+/// Records the memory that the kernel wrote for a read.
+fn mark(memory: &Memory, request: &Request) {
+    if request.operation == Operation::Read {
+        memory.wrote(&request.pieces);
+    }
+}
+
 impl Drop for Ring {
     /// Waits for the kernel, which still writes to memory for requests in flight, but starts no
     /// further steps of them. The next channel finds the ring empty.
@@ -456,8 +456,8 @@ impl Drop for Ring {
             self.enter(1);
             while let Some(entry) = self.ring.completion().next() {
                 let number = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
-                match self.slots.get_mut(number) {
-                    Some(slot) => *slot = None,
+                match self.slots.get_mut(number).map(Option::take) {
+                    Some(slot) => slot.iter().for_each(|it| mark(&self.memory, &it.request)),
                     None => others -= 1,
                 }
             }
