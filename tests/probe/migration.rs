@@ -195,33 +195,30 @@ fn memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded() {
     if !runs_here("memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded") {
         return;
     }
-    // 60 MiB in a second, over a connection of 1 Gbit/s, which transfers twice as much. With `all`,
+    // 40 MiB in a second, over a connection of 1 Gbit/s, which transfers three times as much. With `all`,
     // 80 MiB in a second, in 2 GiB.
     let (memory, load) = if everything() {
         ("2G", "span=1800M,rate=20000,milliseconds=90000")
     } else {
-        ("512M", "span=192M,rate=15000,milliseconds=9000")
+        ("512M", "span=192M,rate=10000,milliseconds=16000")
     };
     let load = format!("checks=none memory={load} then=poweroff");
     let mut machine = Traveller::start(&["--memory", memory, "--cmdline", &load]);
     sleep(Duration::from_millis(if everything() { 8000 } else { 800 }));
-    let mut pauses = Vec::new();
-    for _ in 0..if everything() { 1 } else { 2 } {
-        let there = machine.other_end(&[]);
-        let relay = Relay::new(&there.socket, i64::MAX, Some(GIGABIT));
-        let moved = machine.send(&relay.socket, None).expect("it moves");
-        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED);
-        machine.follow(there);
-        eprintln!("{moved}");
-        pauses.push(moved["pause_ms"].as_f64().expect("a pause"));
-    }
+    // The load must outlast the move, on a busy host too: one is enough.
+    let there = machine.other_end(&[]);
+    let relay = Relay::new(&there.socket, i64::MAX, Some(GIGABIT));
+    let moved = machine.send(&relay.socket, None).expect("it moves");
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED);
+    machine.follow(there);
+    let pause = moved["pause_ms"].as_f64().expect("a pause");
     let report = machine.end();
     let [found] = &findings(&report, "memory-load")[..] else { panic!("{report}") };
     assert_eq!(found["errors"], 0, "{found}");
-    eprintln!("pauses of {pauses:.0?} ms, {} us for the guest", found["longest_us"]);
+    eprintln!("{moved}, {} us for the guest", found["longest_us"]);
     // Another process is built in the pause, which takes longer while this host is busy.
     let most = if everything() { 300.0 } else { 1500.0 };
-    assert!(pauses.iter().all(|pause| *pause < most), "{pauses:?}");
+    assert!(pause < most, "{moved}");
     assert!(found["longest_us"].as_f64() < Some(most * 1e3), "{found}");
 }
 
@@ -230,7 +227,7 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves() {
     if !runs_here("a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves") {
         return;
     }
-    let load = "checks=none memory=span=64M,milliseconds=20000 then=poweroff";
+    let load = "checks=none memory=span=64M,milliseconds=25000 then=poweroff";
     let mut machine = Traveller::start(&["--memory", "128M", "--cmdline", load]);
     sleep(Duration::from_millis(300));
     let there = machine.other_end(&[]);
@@ -300,10 +297,10 @@ fn pass(mut from: &UnixStream, mut to: &UnixStream, left: &AtomicI64, per_second
 }
 
 /// Passes messages on until this one, the first of its kind, and cuts the connection instead. The
-/// answer to the state is a `verdict`.
+/// answer to the state is a `verdict`, and the one after that the `last`.
 fn cut_at(to: &Path, kind: &'static str) -> Relay {
     Relay::with(to, move |source, there| {
-        let state_seen = AtomicBool::new(false);
+        let [state_seen, went] = [(); 2].map(|()| AtomicBool::new(false));
         let pass = |mut from: &UnixStream, mut to: &UnixStream| {
             let mut reader = Reader::new(&mut from);
             let mut writer = Writer::new(&mut to).expect("a connection");
@@ -314,6 +311,7 @@ fn cut_at(to: &Path, kind: &'static str) -> Relay {
                     Message::Sync => "sync",
                     Message::State(_) => "state",
                     Message::Go => "go",
+                    Message::Answer(_) if went.load(Ordering::SeqCst) => "last",
                     Message::Answer(_) if state_seen.load(Ordering::SeqCst) => "verdict",
                     Message::Answer(_) => "answer",
                 };
@@ -321,6 +319,7 @@ fn cut_at(to: &Path, kind: &'static str) -> Relay {
                     break;
                 }
                 state_seen.fetch_or(found == "state", Ordering::SeqCst);
+                went.fetch_or(found == "go", Ordering::SeqCst);
                 if writer.send(&message).is_err() {
                     break;
                 }
@@ -358,15 +357,17 @@ fn a_connection_that_is_cut_at_any_message_leaves_exactly_one_machine() {
             ("verdict", with_disk),
             // Without disks, the source cannot know whether its consent has arrived.
             ("go", true),
+            ("last", true),
         ] {
-            if kind == "go" && !with_disk {
+            if ["go", "last"].contains(&kind) && !with_disk {
                 continue;
             }
             let mut there = machine.other_end(&[]);
             let relay = cut_at(&there.socket, kind);
             let sent = machine.send(&relay.socket, None);
             if moves {
-                assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED, "{kind}");
+                // The source does not know that it runs there: its supervisor may start it again.
+                assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 1, "{kind}");
                 machine.follow(there);
             } else {
                 let error = sent.expect_err("a cut").to_string();
@@ -498,7 +499,8 @@ fn a_cut_connection_leaves_exactly_one_machine() {
             stayed += 1;
             continue;
         }
-        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), MOVED, "{answer:?}");
+        let ended = machine.running.wait(PATIENCE).expect("an end");
+        assert_eq!(ended, if answer.is_ok() { MOVED } else { 1 }, "{answer:?}");
         machine.follow(there);
         let status = machine.status().unwrap_or_else(|| panic!("no machine: {answer:?}"));
         assert_eq!(status["state"], "running");

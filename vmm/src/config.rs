@@ -218,7 +218,7 @@ options! {
     /// too; devices, processors and memory must be the same, and disks the same files, which both
     /// ends use, one after the other. Only this user can connect. Let only your own machines
     /// arrive: they name the files that are opened here. With `options=given`, no option comes from
-    /// the machine.
+    /// the machine. It keeps its VM Generation ID.
     "incoming" "SOCKET[,options=given]" incoming: Option<Incoming>,
     /// Run firmware and kernels even if this host's KVM only emulates kernel-mode code.
     "accept-emulation" "" accept_emulation: bool,

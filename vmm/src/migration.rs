@@ -5,10 +5,11 @@
 //! processors and devices follow (`stream` has the messages). The other end (`arrival`) builds the
 //! machine like one that is restored from a snapshot.
 //!
-//! Exactly one of both runs on, also if the connection is cut. The locks of the disks decide: the
-//! source gives them up before it sends the state, and the other end takes them. If the source does
-//! not hear that the machine runs there, it goes on only after it took all locks again. A machine
-//! without such a lock runs on at the other end only when the source has agreed.
+//! Never both run on, also if the connection is cut. The locks of the disks decide: the source
+//! gives them up before it sends the state, and the other end takes them. If the source does not
+//! hear that the machine runs there, it goes on only after it took all locks again, and if the
+//! disks have not changed. A machine without such a lock runs on at the other end only when the
+//! source has agreed.
 
 pub mod arrival;
 pub mod departure;

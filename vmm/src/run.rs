@@ -105,7 +105,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     ran
 }
 
-/// Builds the machine and runs it. `arrival` is taken when it is ready.
+/// Builds the machine and runs it. `arrival` is none when the machine runs.
 fn run_with(
     config: Config,
     snapshot: Option<Snapshot>,
@@ -151,17 +151,24 @@ fn run_with(
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
     let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
-    if let Some(arrival) = arrival.take() {
+    if let Some(arrival) = arrival {
+        if let Some(status) = signals::arrived() {
+            return Ok(status);
+        }
         arrival.take_over(!machine.shared().disks.locks().is_empty())?;
         // Its devices may write to its disks only now.
         machine.unpark()?;
+        arrival.tell_that_it_runs();
     }
+    *arrival = None;
     let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
     let status = main_loop.run();
     if status.is_err() {
-        // Hand buffered data of devices to the host, whatever the reason of the failure.
         main_loop.machine.pause();
-        main_loop.machine.park();
+        // Hand buffered data of devices to the host, unless another machine may have their files.
+        if !main_loop.machine.is_parked() {
+            main_loop.machine.park();
+        }
     }
     drop(main_loop);
     drop(server);
@@ -450,7 +457,7 @@ impl MainLoop {
         self.wake_up();
         self.machine.pause();
         // A machine that has moved must not touch its files any more.
-        if !self.machine.is_parked() {
+        if status != Status::Moved as u8 {
             self.machine.park();
         }
         status

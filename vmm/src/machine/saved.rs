@@ -384,8 +384,10 @@ impl Machine {
         let goes_on_once = files.iter().any(Mark::shows_changes);
         let before = Uuid::from_str(&generation)?;
         let now = match &self.built.generation {
+            // It is one machine, whose devices do not run yet.
+            _ if moved => before,
             Some(id) => Uuid::from_str(id)?,
-            None if moved || then == Then::Quit && goes_on_once => before,
+            None if then == Then::Quit && goes_on_once => before,
             None => Uuid::random()?,
         };
         self.generation.restore(before);

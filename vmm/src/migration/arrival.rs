@@ -134,13 +134,12 @@ impl Arrival {
 
     /// The machine is ready. `owned`: it has the locks of its disks, so that it cannot run at the
     /// other end. Otherwise the source must let it go.
-    pub fn take_over(mut self, owned: bool) -> anyhow::Result<()> {
+    pub fn take_over(&mut self, owned: bool) -> anyhow::Result<()> {
         let told = self.answer(None).and_then(|()| Ok(self.from.receive()? == Message::Go));
+        // The source waits for the last answer.
+        self.asked = true;
         match told {
-            Ok(true) => {
-                tracing::info!("the machine has arrived");
-                Ok(())
-            }
+            Ok(true) => Ok(()),
             _ if owned => {
                 tracing::warn!("the connection was cut at the end: the machine runs here");
                 Ok(())
@@ -148,5 +147,11 @@ impl Arrival {
             Ok(false) => bail!("an unexpected message: the stream is damaged"),
             Err(error) => Err(error.context("the machine stays at the other end")),
         }
+    }
+
+    pub fn tell_that_it_runs(&mut self) {
+        tracing::info!("the machine has arrived");
+        // Without the source, it runs as well.
+        self.answer(None).ok();
     }
 }

@@ -93,9 +93,16 @@ impl MainLoop {
             Ok((copy, progress))
         });
         if begun.is_err() {
-            self.machine.record_writes(false)?;
+            self.end_recording();
         }
         begun
+    }
+
+    /// A machine whose writes are recorded is slower, and otherwise sound.
+    fn end_recording(&self) {
+        if let Err(error) = self.machine.record_writes(false) {
+            tracing::warn!("writes to memory are still recorded: {error:#}");
+        }
     }
 
     /// Sends memory in a thread, while the machine runs.
@@ -160,7 +167,7 @@ impl MainLoop {
                 Ok(Some(Status::Moved as u8))
             }
             Ok(RunsAt::Source(error)) => {
-                self.machine.record_writes(false)?;
+                self.end_recording();
                 tracing::warn!("the machine stays: {error:#}");
                 migration.request.answer(Err(error.context("the machine stays")));
                 self.failed.take().map_or(Ok(None), Err)
@@ -204,24 +211,25 @@ impl MainLoop {
     ) -> anyhow::Result<RunsAt> {
         let locks = self.machine.shared().disks.locks();
         let released = locks.iter().try_for_each(|it| lock::release(it));
-        let answer = released
-            .context("the locks of the disks")
-            .and_then(|()| departure.send_state(state))
-            .and_then(|()| departure.answer())
-            .and_then(|()| departure.let_go());
+        let mut let_go = false;
+        let answer = released.context("the locks of the disks").and_then(|()| {
+            departure.send_state(state)?;
+            departure.answer()?;
+            departure.let_go()?;
+            let_go = true;
+            departure.answer()
+        });
         let Err(error) = answer else { return Ok(RunsAt::OtherEnd) };
         let refused = error.is::<Refused>();
-        if !take_again(&locks) {
-            ensure!(!refused, "another machine has the disks of this one, which ends: {error:#}");
-            tracing::warn!("{error:#}: the other end has the disks, and runs the machine");
-            return Ok(RunsAt::OtherEnd);
-        }
-        // It may have run at the other end and ended already. Only its files tell.
+        // Without locks, the other end waits for this one, and runs when it is let go.
+        let here = if locks.is_empty() { refused || !let_go } else { take_again(&locks) };
+        ensure!(here, "{error:#}: the other end has the machine, or had it: this one ends");
+        // After the other end was let go, its devices may have written. Only the files tell.
         let unchanged = || {
             let shown = locks.is_empty() || files.iter().all(Mark::shows_changes);
             anyhow::Ok(shown && self.machine.files()? == files)
         };
-        if !refused && !unchanged()? {
+        if (let_go || !refused) && !unchanged()? {
             bail!("{error:#}, and the machine may have run at the other end: this one ends");
         }
         Ok(RunsAt::Source(error))
