@@ -85,20 +85,23 @@ fn load(job: &Job, cpu: &Cpu, room: &mut Room) -> Option<Finding> {
             WORDS.iter().for_each(|word| write_memory(memory + page * PAGE + word, 8, value));
         }
         written += STEP;
-        let now = tsc();
-        longest = u64::max(longest, now.wrapping_sub(before));
-        before = now;
-        let elapsed = cpu.nanoseconds(now.wrapping_sub(start));
-        if elapsed / 1_000_000 >= job.milliseconds {
-            break;
-        }
-        if job.rate > 0 {
-            let due = cpu.counts(written * 1_000_000 / job.rate);
-            while tsc().wrapping_sub(start) < due {
-                core::hint::spin_loop();
+        // A pause of the machine may be in the wait, too.
+        let due = match job.rate {
+            0 => 0,
+            rate => cpu.counts(written * 1_000_000 / rate),
+        };
+        let mut now = tsc();
+        loop {
+            longest = u64::max(longest, now.wrapping_sub(before));
+            before = now;
+            if now.wrapping_sub(start) >= due {
+                break;
             }
-            // The wait is no pause of the machine.
-            before = tsc();
+            core::hint::spin_loop();
+            now = tsc();
+        }
+        if cpu.nanoseconds(now.wrapping_sub(start)) / 1_000_000 >= job.milliseconds {
+            break;
         }
     }
     (0..pages).for_each(|page| verify(page, counts[page as usize]));
