@@ -195,8 +195,8 @@ fn memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded() {
     if !runs_here("memory_that_is_written_meanwhile_arrives_and_the_pause_is_bounded") {
         return;
     }
-    // 40 MiB in a second, over a connection of 1 Gbit/s, which transfers three times as much. With `all`,
-    // 80 MiB in a second, in 2 GiB.
+    // 40 MiB in a second, over a connection of 1 Gbit/s, which transfers three times as much. With
+    // `all`, 80 MiB in a second, in 2 GiB.
     let (memory, load) = if everything() {
         ("2G", "span=1800M,rate=20000,milliseconds=90000")
     } else {
