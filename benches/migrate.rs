@@ -2,7 +2,6 @@
 //! the time until it runs there. The guest writes its memory meanwhile.
 #![forbid(unsafe_code)]
 
-use std::fs;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,14 +12,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use transom_benches::machine::Machine;
+use transom_benches::moved::compare;
 use transom_benches::qmp::Monitor;
-use transom_benches::rival::{OURS, Rival, rivals};
-use transom_benches::table::{Samples, measured, print, table};
+use transom_benches::rival::{OURS, Rival};
 use vmm::control::{self, Client};
 
-const ROUNDS: usize = 10;
-/// Bytes of the guest's memory that are not zero, besides those that it writes.
-const CONTENTS: usize = 256 << 20;
 /// 40 MiB in a second, for four seconds.
 const GUEST: &str = "checks=none memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
 /// The guest runs for this time before it moves.
@@ -33,40 +29,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The milliseconds of the pause, and of the migration.
 type Figures = [f64; 2];
 
-const TITLES: [&str; 2] = [
-    "migration: the pause of the guest",
-    "migration: from the command until the machine runs in the other process",
+const TITLES: [(&str, &str); 2] = [
+    ("migration: the pause of the guest", "ms"),
+    ("migration: from the command until the machine runs in the other process", "ms"),
 ];
 
 fn main() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let module = folder.path().join("module");
-    let noise: Vec<u8> = (0..=250).cycle().take(CONTENTS).collect();
-    fs::write(&module, noise)?;
     // Firecracker does not migrate. Cloud Hypervisor's guest gets no module.
-    let all = rivals(&folder, &["firecracker", "cloud-hypervisor", "qemu q35"])?;
-    let mut samples = [(); 2].map(|()| vec![Samples::new(); all.len()]);
-    for round in 0..=ROUNDS {
-        for (number, rival) in all.iter().enumerate() {
-            let mut rows: Vec<_> = samples.iter_mut().map(|table| &mut table[number]).collect();
-            if rows[0].has_failed() {
-                continue;
-            }
-            let dir = tempfile::tempdir_in(folder.path())?;
-            let result = figures(rival, &module, dir.path());
-            let result = measured(rival.name, rows.iter_mut().map(|row| &mut **row), result)?;
-            // The first round warms up caches.
-            for (row, figure) in rows.iter_mut().zip(result.into_iter().flatten()) {
-                if round > 0 {
-                    row.push(figure);
-                }
-            }
-        }
-    }
-    for (title, samples) in TITLES.iter().zip(&samples) {
-        print(&format!("{}\n", table(title, "ms", &all, samples)));
-    }
-    Ok(())
+    compare(&TITLES, &["firecracker", "cloud-hypervisor", "qemu q35"], figures)
 }
 
 fn figures(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {

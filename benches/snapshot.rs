@@ -11,15 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use transom_benches::machine::Machine;
+use transom_benches::moved::compare;
 use transom_benches::qmp::Monitor;
-use transom_benches::rival::{OURS, Rival, rivals};
-use transom_benches::table::{Samples, measured, print, table};
+use transom_benches::rival::{OURS, Rival};
 use vmm::control::snapshot::save;
 use vmm::control::{Client, Then};
 
-const ROUNDS: usize = 10;
-/// Bytes of the guest's memory that are not zero.
-const CONTENTS: usize = 256 << 20;
 const GUEST: &str = "then=triple checks=none";
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -34,35 +31,8 @@ const TITLES: [(&str, &str); 3] = [
 ];
 
 fn main() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let module = folder.path().join("module");
-    let noise: Vec<u8> = (0..=250).cycle().take(CONTENTS).collect();
-    fs::write(&module, noise)?;
     // Firecracker ends when its guest resets. Cloud Hypervisor's guest gets no module.
-    let all = rivals(&folder, &["firecracker", "cloud-hypervisor", "qemu q35"])?;
-    let mut samples = [(); 3].map(|()| vec![Samples::new(); all.len()]);
-    for round in 0..=ROUNDS {
-        for (number, rival) in all.iter().enumerate() {
-            let rows = samples.iter_mut().map(|table| &mut table[number]);
-            let mut rows: Vec<_> = rows.collect();
-            if rows[0].has_failed() {
-                continue;
-            }
-            let dir = tempfile::tempdir_in(folder.path())?;
-            let result = figures(rival, &module, dir.path());
-            let result = measured(rival.name, rows.iter_mut().map(|row| &mut **row), result)?;
-            // The first round warms up caches.
-            for (row, figure) in rows.iter_mut().zip(result.into_iter().flatten()) {
-                if round > 0 {
-                    row.push(figure);
-                }
-            }
-        }
-    }
-    for ((title, unit), samples) in TITLES.iter().zip(&samples) {
-        print(&format!("{}\n", table(title, unit, &all, samples)));
-    }
-    Ok(())
+    compare(&TITLES, &["firecracker", "cloud-hypervisor", "qemu q35"], figures)
 }
 
 fn figures(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {

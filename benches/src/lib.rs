@@ -2,6 +2,7 @@
 //! a viewer, and the result table.
 
 pub mod machine;
+pub mod moved;
 pub mod pictures;
 pub mod qmp;
 pub mod rival;

@@ -136,8 +136,7 @@ impl Machine {
     /// All but the contents of memory. The caller gives the moment back, at which the machine is
     /// parked.
     fn describe(&mut self, then: Then, memory: Vec<memory::Part>) -> anyhow::Result<Saved> {
-        let mut files = self.current_marks()?;
-        files.extend(self.backing_marks()?);
+        let files = self.files()?;
         let Some(moment) = self.parked.take() else { bail!("the machine is not parked") };
         let (config, cpuid) = (portable(&self.config), self.built.cpuid.clone());
         let (layout, generation) = (self.built.layout.clone(), self.generation.show());

@@ -19,7 +19,6 @@ use crate::snapshot::memory::Limit;
 /// How long the other end may be silent, or take nothing.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same while the machine stands still, and the limit for the rest of its memory.
-const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(10);
 const HAND_OVER_SECONDS: u16 = 10;
 /// The part of the allowed pause, in percent, in which the rest of memory is sent. In the other
 /// part the machine stops, and is built at the other end, which takes tens of milliseconds.
@@ -153,8 +152,9 @@ impl Departure {
     /// Sends the rest of the memory of a machine that stands still, which must not take long.
     pub fn send_rest(&mut self) -> anyhow::Result<()> {
         self.memory.meter.limit = Limit::new(Some(HAND_OVER_SECONDS));
-        self.stream.set_read_timeout(Some(HAND_OVER_TIMEOUT)).context("the stream")?;
-        self.stream.set_write_timeout(Some(HAND_OVER_TIMEOUT)).context("the stream")?;
+        let timeout = Some(Duration::from_secs(HAND_OVER_SECONDS.into()));
+        self.stream.set_read_timeout(timeout).context("the stream")?;
+        self.stream.set_write_timeout(timeout).context("the stream")?;
         self.vm.collect_writes()?;
         self.memory.send_written(&mut self.to)
     }

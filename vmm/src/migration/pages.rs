@@ -10,7 +10,7 @@ use vm_memory::VolatileMemory as _;
 
 use super::stream::{MAX_PAGES, Message, Place, Writer};
 use crate::ram;
-use crate::snapshot::memory::{Limit, Pages};
+use crate::snapshot::memory::{Limit, Pages, is_zero};
 
 /// All parts of memory, with what was sent of them.
 pub struct Outgoing {
@@ -173,7 +173,6 @@ fn send<W: Write>(
     bytes: &[u8],
     zeros: Zeros,
 ) -> anyhow::Result<Sent> {
-    let is_zero = |page: &[u8]| page == &[0; PAGE][..page.len()];
     let (mut at, mut sent) = (0, Sent::default());
     let pages: Vec<_> = bytes.chunks(PAGE).collect();
     for run in pages.chunk_by(|one, next| is_zero(one) == is_zero(next)) {

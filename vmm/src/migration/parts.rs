@@ -9,6 +9,7 @@ use vm_memory::{GuestMemoryBackend as _, VolatileMemory as _};
 
 use super::stream::Place;
 use crate::snapshot::Received;
+use crate::snapshot::memory::is_zero;
 
 /// Limits for the memory of devices.
 const MAX_PARTS: usize = 64;
@@ -66,7 +67,7 @@ impl Parts {
                     let place = whole.subslice(at, count)?;
                     // A page that was never written has no memory of the host, and stays so.
                     place.copy_to(&mut page[..count]);
-                    if page[..count].iter().any(|byte| *byte != 0) {
+                    if !is_zero(&page[..count]) {
                         place.copy_from(&[0; PAGE][..count]);
                     }
                 }

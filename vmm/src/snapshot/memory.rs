@@ -185,7 +185,7 @@ fn write_chunk(file: &mut Writer<'_>, offset: u64, chunk: &[u8]) -> anyhow::Resu
     Ok(written.then(|| crc32fast::hash(chunk)))
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
+pub fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(PAGE).all(|page| page == &[0; PAGE][..page.len()])
 }
 
