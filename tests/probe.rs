@@ -3,6 +3,8 @@
 //! data; frames come back unchanged; and the screen can be viewed.
 #![forbid(unsafe_code)]
 
+#[path = "probe/clones.rs"]
+mod clones;
 #[path = "probe/crash.rs"]
 mod crash;
 #[path = "probe/devices.rs"]

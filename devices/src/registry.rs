@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::device::Device;
 use crate::grants::{Build, Grants, HostSide};
-use host::disk::FileId;
+use host::disk::{self, FileId};
 use host::net::Network;
 use host::stream::Stream;
 
@@ -128,6 +128,17 @@ impl Config {
         match self.host_side() {
             HostSide::Image(path) | HostSide::Medium(path) => Some(path),
             HostSide::None | HostSide::Network(_) | HostSide::Stream(_) => None,
+        }
+    }
+
+    /// The disk, if it is one that cannot be removed from the machine.
+    pub fn disk_mut(&mut self) -> Option<&mut disk::Config> {
+        match self {
+            Self::AhciDisk(crate::ahci::disk::Config(disk))
+            | Self::Nvme(crate::nvme::Config(disk))
+            | Self::VirtioBlk(crate::virtio::blk::Config(disk))
+            | Self::VirtioScsi(crate::virtio::scsi::Config(disk)) => Some(disk),
+            _ => None,
         }
     }
 

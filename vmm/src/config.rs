@@ -30,7 +30,7 @@ pub use self::boot::BootOrder;
 pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
-pub use self::restore::{Incoming, Options, Restore};
+pub use self::restore::{Cloning, Incoming, Options, Restore};
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
 pub use crate::msr::UnknownMsr;
@@ -209,9 +209,13 @@ options! {
     /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
     /// them. `unchecked` skips the checksums of memory that is not copied. With `paused`, the guest
     /// waits for `vmm ctl resume`. With `options=given`, no option comes from the snapshot: its
-    /// guest may have taken the machine over that wrote it. The guest gets a new VM Generation ID,
-    /// unless the machine ended with the snapshot. Restore only your own snapshots.
-    "restore" "DIR[,copy][,unchecked][,paused][,options=given]"
+    /// guest may have taken the machine over that wrote it. With `clone=FOLDER`, the machine is a
+    /// clone, of which there may be many at a time: in this new folder it gets a qcow2 image over
+    /// each writable disk, a copy of `--vars`, and `config.json` for later starts with `--config`.
+    /// With `clone`, these are given, and the images are empty. The guest gets a new VM Generation
+    /// ID, unless the machine ended with the snapshot and is no clone. Restore only your own
+    /// snapshots.
+    "restore" "DIR[,clone[=FOLDER]][,copy][,unchecked][,paused][,options=given]"
         restore: Option<Restore>,
     /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with
     /// it. Options that are not given are those of the machine, addresses of viewers and sockets

@@ -3,6 +3,7 @@
 //! No other module connects devices with the tables that describe them.
 
 mod bars;
+pub mod clone;
 mod description;
 mod direct;
 mod firmware;
@@ -298,7 +299,7 @@ pub fn build(
         origin: None,
         parked: None,
     };
-    snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, &marks))?;
+    snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, marks))?;
     Ok(machine)
 }
 

@@ -18,10 +18,10 @@ use jail::Restrictions;
 use self::migrate::{Migration, Prepared};
 use self::sleep::Asleep;
 use self::transfers::Transfers;
-use crate::config::{Config, Options};
+use crate::config::{Cloning, Config, Options};
 use crate::control::{Command, Request, Server, Submit};
 use crate::kvm::{self, KvmSupport};
-use crate::machine::{self, Machine};
+use crate::machine::{self, Machine, clone};
 use crate::migration::arrival::{self, Arrival};
 use crate::migration::departure::Slow;
 use crate::needs::confine;
@@ -107,7 +107,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
 
 /// Builds the machine and runs it. `arrival` is none when the machine runs.
 fn run_with(
-    config: Config,
+    mut config: Config,
     snapshot: Option<Snapshot>,
     arrival: &mut Option<Arrival>,
     (notices, mut signals): (Mailbox, signals::Watch),
@@ -121,6 +121,7 @@ fn run_with(
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
     snapshot.as_ref().map_or(Ok(()), Snapshot::check)?;
+    let files = clone::Files::make(&mut config)?;
     let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
     let mut machine = match (built, signals::arrived()) {
         // There is no guest yet that could be asked to shut down.
@@ -136,6 +137,8 @@ fn run_with(
         tracing::info!("ended before the guest ran");
         return Ok(status);
     }
+    // In its jail, the process cannot remove them.
+    files.map(clone::Files::keep).unwrap_or_default();
     let transfers = Transfers::open();
     let jail = confine(&machine)?;
     signals.start()?;
@@ -185,11 +188,16 @@ fn waits(machine: &Machine) -> bool {
 
 /// The options, and those of the snapshot for options that are not given.
 pub fn with_snapshot(config: Config, snapshot: Option<&Snapshot>) -> anyhow::Result<Config> {
-    let given = config.restore.as_ref().is_some_and(|it| it.options == Options::Given);
-    match snapshot {
-        Some(snapshot) if !given => config.over(&snapshot.saved.config),
-        _ => Ok(config),
+    let restore = config.restore.clone().unwrap_or_default();
+    let Some(snapshot) = snapshot.filter(|_| restore.options == Options::Saved) else {
+        return Ok(config);
+    };
+    let mut all = config.over(&snapshot.saved.config)?;
+    if restore.clone != Cloning::Off {
+        // Later it starts as another machine.
+        all.smbios.uuid = config.smbios.uuid;
     }
+    Ok(all)
 }
 
 /// Logs the disks, and a lack of this host's KVM.

@@ -266,7 +266,7 @@ fn missing(dir: &Path) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// The device that uses the file.
-    name: String,
+    pub name: String,
     bytes: u64,
     /// Seconds and nanoseconds of the last change; none for what is no regular file.
     changed: Option<(i64, i64)>,
@@ -281,6 +281,15 @@ impl Mark {
     pub fn new(name: String, found: &Metadata) -> Self {
         let changed = found.is_file().then(|| (found.mtime(), found.mtime_nsec()));
         Self { name, bytes: found.len(), changed }
+    }
+
+    /// The files that an image is based on, whose numbers begin with `first`: 0 is the disk itself.
+    pub fn below(disk: &str, files: &[Metadata], first: usize) -> Vec<Self> {
+        let name = |number| match number {
+            0 => disk.to_owned(),
+            number => format!("{disk}, backing file {number}"),
+        };
+        (first..).zip(files).map(|(number, file)| Self::new(name(number), file)).collect()
     }
 
     /// Whether a write of the guest to this file is noticed.

@@ -67,6 +67,15 @@ pub struct LockedFile {
     pub exclusive: bool,
 }
 
+/// The files that an image is based on.
+#[derive(Debug, Default)]
+pub struct Below {
+    /// As they are now, the nearest first.
+    pub files: Vec<Metadata>,
+    /// All that the guest reads comes from these files, because nothing was written above them.
+    pub shows: bool,
+}
+
 /// One disk, open and locked.
 pub trait Image: Send + Sync {
     fn geometry(&self) -> Geometry;
@@ -83,9 +92,9 @@ pub trait Image: Send + Sync {
     fn file(&self) -> Option<LockedFile> {
         None
     }
-    /// The files that this one is based on, as they are now.
-    fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
-        Ok(Vec::new())
+    /// The files that this one is based on.
+    fn below(&self) -> std::io::Result<Below> {
+        Ok(Below::default())
     }
     /// Opens a channel, one for each queue, whose requests refer to pieces of `memory`. Requests
     /// are not ordered, neither on one channel nor across several. A caller that needs an order

@@ -459,7 +459,10 @@ impl Virtio for Net {
     }
 
     fn save(&self) -> Saved {
-        Saved::of(&*self.nic.control())
+        let mut control = self.nic.control().clone();
+        // Its driver keeps this address, even if the machine goes on with another default.
+        control.mac.get_or_insert(self.nic.mac.0);
+        Saved::of(&control)
     }
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {

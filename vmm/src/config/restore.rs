@@ -1,12 +1,13 @@
 //! `--restore` and `--incoming`: options over those of a snapshot, or of a machine that arrives.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use host::keyvalue;
 use host::listen::UnixAddress;
-use serde::de::MapAccess;
 use serde::de::value::MapAccessDeserializer;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Config, OptionValue};
@@ -22,6 +23,52 @@ pub enum Options {
     Given,
 }
 
+/// Whether a machine leaves the files of the one that was saved alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cloning {
+    #[default]
+    Off,
+    /// Its disks are empty images over those of the snapshot.
+    On,
+    /// Such images are made in this folder.
+    In(PathBuf),
+}
+
+impl Serialize for Cloning {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_bool(false),
+            Self::On => serializer.serialize_bool(true),
+            Self::In(folder) => folder.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cloning {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+        impl Visitor<'_> for Form {
+            type Value = Cloning;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a boolean, or the path of a folder")
+            }
+
+            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Cloning, E> {
+                Ok(if on { Cloning::On } else { Cloning::Off })
+            }
+
+            fn visit_str<E: de::Error>(self, folder: &str) -> Result<Cloning, E> {
+                match folder {
+                    "" => Err(E::custom("an empty path")),
+                    folder => Ok(Cloning::In(folder.into())),
+                }
+            }
+        }
+        deserializer.deserialize_any(Form)
+    }
+}
+
 /// The snapshot to restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -32,6 +79,7 @@ pub struct Restore {
     /// The processors wait for `vmm ctl resume`.
     pub paused: bool,
     pub options: Options,
+    pub clone: Cloning,
 }
 
 impl OptionValue for Option<Restore> {
@@ -100,5 +148,16 @@ mod test {
         let wanted = Config::from_json(wanted).unwrap();
         assert_eq!(serde_json::to_value(all).unwrap(), serde_json::to_value(wanted).unwrap());
         own.set("restore", "").unwrap_err();
+        own.set("restore", "dir,clone=").unwrap_err();
+        for (text, clone) in [
+            ("dir", Cloning::Off),
+            ("dir,clone", Cloning::On),
+            ("dir,clone=new", Cloning::In("new".into())),
+        ] {
+            own.set("restore", text).unwrap();
+            assert_eq!(own.restore.as_ref().unwrap().clone, clone);
+            let json = serde_json::to_string(&own).unwrap();
+            assert_eq!(Config::from_json(&json).unwrap().restore.unwrap().clone, clone);
+        }
     }
 }

@@ -18,7 +18,7 @@ use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 use vm_memory::{GuestMemoryBackend as _, VolatileMemory as _};
 
 use super::{Machine, Plan};
-use crate::config::Config;
+use crate::config::{Cloning, Config};
 use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
@@ -175,7 +175,7 @@ impl Machine {
 
     /// The files of its disks, as they are now.
     pub fn files(&self) -> anyhow::Result<Vec<Mark>> {
-        Ok([self.current_marks()?, self.backing_marks()?].concat())
+        Ok([self.current_marks()?, self.marks_below()?].concat())
     }
 
     /// Begins or ends recording of the pages of RAM that are written. When it begins, the machine
@@ -386,7 +386,7 @@ impl Machine {
             // It is one machine, whose devices do not run yet.
             _ if moved => before,
             Some(id) => Uuid::from_str(id)?,
-            None if then == Then::Quit && goes_on_once => before,
+            None if then == Then::Quit && goes_on_once && !self.is_clone() => before,
             None => Uuid::random()?,
         };
         self.generation.restore(before);
@@ -422,11 +422,11 @@ impl Machine {
 
     /// Fails if the snapshot is of another machine, or if its disks have changed. Nothing has
     /// changed yet.
-    pub(super) fn check(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
+    pub(super) fn check(&self, saved: &Saved, marks: Vec<Mark>) -> anyhow::Result<()> {
         refused(self.fits(saved, marks))
     }
 
-    fn fits(&self, saved: &Saved, marks: &[Mark]) -> anyhow::Result<()> {
+    fn fits(&self, saved: &Saved, marks: Vec<Mark>) -> anyhow::Result<()> {
         compare(&saved.layout, &self.built.layout)?;
         let sizes = self.mappings().map(|region| region.size() as u64);
         ensure!(
@@ -441,20 +441,23 @@ impl Machine {
              `--hyperv {}`",
             if saved.moment.hyperv.is_some() { "own" } else { "kvm" }
         );
-        let marks = [marks, &self.backing_marks()?].concat();
+        let marks = match self.is_clone() {
+            true => self.marks_of_clone(marks)?,
+            false => [marks, self.marks_below()?].concat(),
+        };
         Mark::compare(&saved.files, &marks)
     }
 
+    fn is_clone(&self) -> bool {
+        self.config.restore.as_ref().is_some_and(|it| it.clone != Cloning::Off)
+    }
+
     /// The files that disks are based on. They are never written, not even when they are opened.
-    fn backing_marks(&self) -> anyhow::Result<Vec<Mark>> {
+    fn marks_below(&self) -> anyhow::Result<Vec<Mark>> {
         let mut marks = Vec::new();
         for disk in self.board.shared.disks.all() {
-            let files = disk.image.backing_files();
-            let files = files.with_context(|| disk.path.display().to_string())?;
-            let mark = |(number, file): (u32, _)| {
-                Mark::new(format!("{}, backing file {number}", disk.name), &file)
-            };
-            marks.extend((1..).zip(files).map(mark));
+            let below = disk.image.below().with_context(|| disk.path.display().to_string())?;
+            marks.extend(Mark::below(&disk.name, &below.files, 1));
         }
         Ok(marks)
     }
@@ -486,7 +489,7 @@ impl Machine {
 }
 
 /// The configuration without what belongs to one process or one life.
-fn portable(config: &Config) -> Config {
+pub(super) fn portable(config: &Config) -> Config {
     Config {
         restore: None,
         incoming: None,

@@ -242,7 +242,13 @@ impl Config {
         Ok(serial.clone())
     }
 
-    pub(super) fn is_read_only(&self) -> bool {
+    /// The format by which it is opened.
+    pub fn format(&self) -> Format {
+        self.format.unwrap_or_else(|| Format::of_name(&self.path))
+    }
+
+    /// Whether nothing is written to the file.
+    pub fn is_read_only(&self) -> bool {
         self.readonly || self.overlay != Changes::None
     }
 }

@@ -21,6 +21,14 @@ pub enum Format {
 }
 
 impl Format {
+    /// The format of an image with this name.
+    pub(super) fn of_name(path: &Path) -> Self {
+        match path.extension().is_some_and(|it| it.eq_ignore_ascii_case("qcow2")) {
+            true => Self::Qcow2,
+            false => Self::Raw,
+        }
+    }
+
     /// The name in `qemu-img`, and in images over such a base.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -49,8 +57,7 @@ const HEAD_BYTES: usize = 0x44;
 /// Returns the configured format, or else the one of the file's name. Refuses content that
 /// contradicts the format, and without a configured format all content of `FOREIGN`.
 pub(super) fn choose(wanted: Option<Format>, path: &Path, file: &File) -> anyhow::Result<Format> {
-    let named = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("qcow2"));
-    let format = wanted.unwrap_or(if named { Format::Qcow2 } else { Format::Raw });
+    let format = wanted.unwrap_or_else(|| Format::of_name(path));
     let mut head = [0; HEAD_BYTES];
     // A shorter or unreadable file is compared with the bytes that were read.
     let length = file.read_at(&mut head, 0).unwrap_or_default();

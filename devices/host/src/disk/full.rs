@@ -6,14 +6,13 @@
 //! drops the channel with the kept requests, whose completion the guest has never seen.
 
 use std::collections::HashMap;
-use std::fs::Metadata;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Completion, Fault, Geometry, Image, LockedFile, Operation, Request};
+use super::{Below, Channel, Completion, Fault, Geometry, Image, LockedFile, Operation, Request};
 use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -95,8 +94,8 @@ impl Image for RetryWhenFull {
         self.inner.file()
     }
 
-    fn backing_files(&self) -> std::io::Result<Vec<Metadata>> {
-        self.inner.backing_files()
+    fn below(&self) -> std::io::Result<Below> {
+        self.inner.below()
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Channel, Completion, Geometry, Image, LockedFile, Operation, Request};
+use super::{Below, Channel, Completion, Geometry, Image, LockedFile, Operation, Request};
 use crate::memory::Memory;
 
 /// Capacity of a bucket, in seconds of its rate.
@@ -108,8 +108,8 @@ impl Image for Limited {
         self.inner.file()
     }
 
-    fn backing_files(&self) -> std::io::Result<Vec<std::fs::Metadata>> {
-        self.inner.backing_files()
+    fn below(&self) -> std::io::Result<Below> {
+        self.inner.below()
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

@@ -20,7 +20,7 @@ mod peek;
 mod repair;
 mod tables;
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ use super::backing::BackingFile;
 use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
 use super::raw::{Opened, Raw, check_size, open_locked};
-use super::{Changes, Channel, Config, Direct, Geometry, Image, LockedFile};
+use super::{Below, Changes, Channel, Config, Direct, Geometry, Image, LockedFile};
 use crate::memory::Memory;
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
@@ -192,8 +192,10 @@ impl Image for Disk {
         Some(self.image.raw.locked())
     }
 
-    fn backing_files(&self) -> io::Result<Vec<Metadata>> {
-        self.image.backing_files.iter().map(File::metadata).collect()
+    fn below(&self) -> io::Result<Below> {
+        let files = &self.image.backing_files;
+        let shows = !files.is_empty() && self.image.tables().is_empty();
+        Ok(Below { files: files.iter().map(File::metadata).collect::<io::Result<_>>()?, shows })
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

@@ -247,6 +247,11 @@ impl Tables {
         [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.as_slice()))
     }
 
+    /// Whether nothing is mapped.
+    pub(super) fn is_empty(&self) -> bool {
+        self.l1.entries.iter().all(|entry| *entry == 0)
+    }
+
     /// The maximum number of L2 tables.
     pub(super) fn l2_tables(&self) -> usize {
         self.l1.entries.len()

@@ -1,6 +1,6 @@
 //! Tests of `qcow2`.
 
-use std::fs;
+use std::fs::{self, Metadata};
 
 use super::super::driver::Driver;
 use super::super::rehearsal::{check, create, qemu_img, retry_while_locked};
@@ -212,7 +212,7 @@ fn a_completed_image_changes_only_when_it_is_written() {
     // A tick of the clock by which file systems date their changes.
     let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
     let disk = open_disk(&Config::new(&path), None).unwrap();
-    let sizes: Vec<_> = disk.backing_files().unwrap().iter().map(Metadata::len).collect();
+    let sizes: Vec<_> = disk.below().unwrap().files.iter().map(Metadata::len).collect();
     assert_eq!(sizes, [&base, &raw].map(|it| fs::metadata(it).unwrap().len()));
     let mut driver = Driver::new(&disk);
     for round in 0..3 {
