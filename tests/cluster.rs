@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
         Test::new("pods_share_a_base", clones::share_a_base),
+        Test::new("pods_go_on_in_one_memory", clones::share_a_memory),
         Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served),
         Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
     ];

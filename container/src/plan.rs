@@ -2,6 +2,7 @@
 
 pub mod answers;
 pub mod drivers;
+mod goes_on;
 mod media;
 mod notes;
 pub mod unattended;
@@ -47,6 +48,8 @@ pub struct Plan {
     pub sizes: Sizes,
     /// A machine is suspended on the volume, and continues.
     pub suspended: bool,
+    /// The folder with the memory of the machine of which this one is a clone.
+    pub clones: Option<PathBuf>,
     pub source: Source,
     /// The state of the volume, and the next step. `None` for the probe, which needs no volume.
     pub next: Option<Next>,
@@ -101,21 +104,19 @@ impl Plan {
         }
         let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
-        let suspended = suspended::find(&suspended::folder(&input.settings, root))?;
-        let kept = suspended.as_ref().and_then(|it| suspended::keep_sizes(&mut sizes, it));
+        let (suspended, clones) = goes_on::find(&mut input, &mut sizes, &source, &disk, root)?;
         let mut warnings = input.warnings.clone();
-        warnings.extend(kept);
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
         let unattended = Unattended::of(&input, &source, media.as_ref(), root)
             .map_err(|error| status::with(Status::Setup, error))?
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
-        let suspended = suspended.is_some();
         if suspended {
             check_suspended(&input.settings, &source, is_new, root)?;
         }
-        let mut plan = Self { input, sizes, suspended, source, next, media, unattended, warnings };
+        let mut plan =
+            Self { input, sizes, suspended, clones, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
         plan.check_ephemeral()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
@@ -398,6 +399,9 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     if plan.suspended {
         writeln!(text, "continues: the machine is suspended").expect("a string takes all");
     }
+    if plan.clones.is_some() {
+        writeln!(text, "continues: the machine of BASE").expect("a string takes all");
+    }
     if let Some(next) = &plan.next {
         writeln!(text, "because: {}", next.step.reason()).expect("a string takes all");
     }
@@ -453,6 +457,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
                 "suspended": plan.suspended,
+                "clones": plan.clones,
                 "source": { "kind": kind, "is": plan.description() },
                 "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),

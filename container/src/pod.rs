@@ -42,6 +42,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::runtime::Builder;
 use tokio::sync::Mutex;
+use vmm::config::{self, Cloning, Restore};
 
 use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
@@ -344,6 +345,9 @@ impl Pod {
         let (input, folder) = (&self.plan.input, &self.runtime_folder);
         *network = Network::make(input, pairs, folder, &self.story, connector).await?;
         parts.card = network.card(settings)?;
+        if let (Network::User(user), Some(volume)) = (&*network, &self.volume) {
+            volume.keep_address(&user.address);
+        }
         self.counters.get_or_init(|| Arc::new(Counters::of(&network)));
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
@@ -387,11 +391,7 @@ impl Pod {
     }
 
     /// The set-up disk, after the machine's process has inherited it.
-    fn plugged(
-        &self,
-        disk: Option<SetupDisk>,
-        config: &vmm::config::Config,
-    ) -> Option<PluggedDisk> {
+    fn plugged(&self, disk: Option<SetupDisk>, config: &config::Config) -> Option<PluggedDisk> {
         let disk = disk?;
         let name = machine::name_of(config, &disk.path())?;
         let control = self.runtime_folder.control();
@@ -418,6 +418,11 @@ impl Pod {
         rights
     }
 
+    /// The suspended machine, if there is one, which continues.
+    fn suspended(&self) -> Option<&SuspendFolder> {
+        self.suspend_folder.as_ref().filter(|folder| folder.continues)
+    }
+
     /// The parts of the machine, except the network.
     fn parts(&self) -> anyhow::Result<Parts> {
         let settings = &self.plan.input.settings;
@@ -428,7 +433,8 @@ impl Pod {
             ..Parts::default()
         };
         parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
-        parts.restore = self.suspend_folder.as_ref().and_then(SuspendFolder::restore);
+        let clones = self.plan.clones.as_deref().map(clone);
+        parts.restore = self.suspended().and_then(SuspendFolder::restore).or(clones);
         if parts.restore.is_some() {
             parts.control = self.runtime_folder.waking();
         }
@@ -452,18 +458,19 @@ impl Pod {
         self.prepare_desktop(volume);
         parts.identity.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
-        let vars = match parts.restore {
+        let base = original::folder(settings, Path::new("/"))?;
+        let vars = match self.suspended() {
             // They must be as they were.
             Some(_) => volume.kept_vars(boot),
-            None => {
-                let base = original::folder(settings, Path::new("/"))?;
-                volume.vars(boot, &found.template, base.as_deref(), settings.machine.clear)?
-            }
+            None => volume.vars(boot, &found.template, base.as_deref(), settings.machine.clear)?,
         };
         let vars = match settings.disk.ephemeral {
             true => volume.ephemeral_copy(&vars, &mut parts.unnamed)?,
             false => vars,
         };
+        if let (Some(_), Some(base)) = (&self.plan.clones, &base) {
+            volume.take_time_of_vars(boot, base, &vars)?;
+        }
         volume.save_boot_mode(boot)?;
         (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
@@ -483,7 +490,7 @@ impl Pod {
         if settings.disk.disable {
             return Ok(());
         }
-        if parts.restore.is_some() {
+        if self.suspended().is_some() {
             // They must be as they were.
             parts.disks = disks::all(settings, root)?;
             return Ok(());
@@ -510,6 +517,12 @@ impl Pod {
             self.web.desktop.set_login(&settings.account.user.0, password);
         }
     }
+}
+
+/// A clone of the machine in this folder. Its disks are over those of that machine.
+fn clone(memory: &Path) -> Restore {
+    let (dir, options, clone) = (memory.to_owned(), config::Options::Given, Cloning::On);
+    Restore { dir, options, clone, paused: true, ..Restore::default() }
 }
 
 /// The line that tools wait for, in the reference image's words.

@@ -25,16 +25,16 @@ pub fn find(folder: &Path) -> anyhow::Result<Option<Header>> {
     snapshot::find(folder).map_err(|error| failure(folder, &format!("{error:#}")))
 }
 
-/// Gives the machine the sizes that its guest knows. Others would have to wait until it has shut
-/// down. Returns a note if they have to.
-pub fn keep_sizes(sizes: &mut Sizes, machine: &Header) -> Option<String> {
+/// Gives a machine that goes on the sizes that its guest knows. Others would have to wait until it
+/// has shut down. Returns a note if they have to.
+pub fn keep_sizes(sizes: &mut Sizes, machine: &Header, name: &str) -> Option<String> {
     let (processors, memory) = (machine.processors, machine.memory);
     let same = sizes.processors == processors && sizes.memory >> 20 == memory >> 20;
     (sizes.processors, sizes.memory) = (processors, memory);
     (!same).then(|| {
         format!(
-            "the suspended machine continues with CPU_CORES={processors} and RAM_SIZE={}: other \
-             values take effect when its guest has been shut down",
+            "{name} continues with CPU_CORES={processors} and RAM_SIZE={}: other values take \
+             effect when its guest has been shut down",
             Size(memory)
         )
     })

@@ -11,10 +11,11 @@ use serde_json::json;
 use transom_tests::image::qemu_img;
 use transom_tests::lab;
 use transom_tests::network::checksum;
+use transom_tests::program::memory_kib;
 use transom_tests::say;
 
 use super::pod::{BOOT, DiskOf, Pod, Profile};
-use super::town::Town;
+use super::town::{SOON, Town};
 use super::{BUDGET, RESTRICTED, agent, idle};
 
 /// Statuses of the pod's errors.
@@ -57,6 +58,38 @@ const PASSES: Profile = Profile {
     ..KEEPS
 };
 
+/// Its clones go on in its memory.
+const GOLDEN: Profile = Profile { name: "golden", last: 17, ..SEALED };
+const FIRST: Profile = Profile {
+    name: "first",
+    last: 18,
+    disk: DiskOf::Base,
+    words: &[
+        "NETWORK=user",
+        "USER_PORTS=2222",
+        "DISK_TYPE=blk",
+        agent::HEARS,
+        "BASE=/base/windows.snapshots/ready",
+    ],
+    ..RESTRICTED
+};
+const SECOND: Profile = Profile {
+    name: "second",
+    last: 19,
+    words: &[
+        "NETWORK=user",
+        "USER_PORTS=2222",
+        "DISK_TYPE=blk",
+        agent::HEARS,
+        "BASE=/base/windows.snapshots/ready",
+        "EPHEMERAL=Y",
+    ],
+    ..FIRST
+};
+/// The identity of the guest's boot, and a file in its memory.
+const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
+const GOES_ON: &str = "Windows continues where the machine of BASE was";
+
 const IDENTITY: &str = "cat /sys/class/dmi/id/product_uuid; cat /sys/class/net/eth0/address";
 /// In MiB. The base has only zeros there.
 const PLACES: [u32; 2] = [200, 65];
@@ -98,6 +131,69 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
     let (status, log) = (keeps.ends(BUDGET)?, keeps.log());
     ensure!(status == DISK && log.contains("has changed since"), "{status}: {log}");
     Ok(())
+}
+
+/// Pods that begin where another one was: at once, with its memory, which they share.
+pub(crate) fn share_a_memory() -> anyhow::Result<()> {
+    let town = Town::new()?;
+    let before = keeps_a_memory(&town)?;
+    let disk = town.folder.path().join("base/windows.snapshots/ready/data.img");
+    let base = checksum(&fs::read(&disk)?)?;
+    let [mut first, mut second] = [Pod::start(&town, &FIRST)?, Pod::start(&town, &SECOND)?];
+    for pod in [&mut first, &mut second] {
+        pod.says(GOES_ON, 1, SOON)?;
+        let (after, age) = (pod.guest(&town, MEMORY)?, pod.age());
+        ensure!(after == before, "{before}, then {after}: {}", pod.log());
+        let own = memory_kib(pod.processes()?[1], "Private_Dirty")?;
+        say!("{}: its guest answers {age:.1} s after the start of runc, {own} KiB", pod.name);
+        write(&town, pod, pod.name)?;
+        reads(&town, pod, pod.name)?;
+    }
+    reads(&town, &first, FIRST.name)?;
+    stops(&mut second)?;
+    stops(&mut first)?;
+    // From now on it has a disk of its own.
+    first.again(NOTHING)?;
+    first.says("the guest serves", 1, BOOT)?;
+    reads(&town, &first, FIRST.name)?;
+    let after = first.guest(&town, IDENTITY)?;
+    ensure!(!before.is_empty() && first.said(GOES_ON) == 0, "{}", first.log());
+    say!("{}: {}", first.name, after.replace('\n', " "));
+    stops(&mut first)?;
+    ensure!(checksum(&fs::read(&disk)?)? == base, "the base has changed");
+    // Another machine than that of the base.
+    let other = Profile { name: "other", last: 20, words: OTHER, ..FIRST };
+    let said = Pod::start(&town, &other).err().map(|error| format!("{error:#}"));
+    let said = said.context("another machine goes on")?;
+    let sentence = "its machine cannot go on here";
+    ensure!(said.contains(sentence) && said.contains("the snapshot has"), "{said}");
+    Ok(())
+}
+
+/// Devices that the machine of the base does not have.
+const OTHER: &[&str] = &[
+    "NETWORK=user",
+    "USER_PORTS=2222",
+    "DISK_TYPE=nvme",
+    agent::HEARS,
+    "BASE=/base/windows.snapshots/ready",
+];
+
+/// Makes a base with memory of a pod. Returns what its guest has in its memory.
+fn keeps_a_memory(town: &Town) -> anyhow::Result<String> {
+    let mut pod = Pod::start(town, &GOLDEN)?;
+    pod.says("the guest's agent answers", 1, BOOT)?;
+    pod.guest(town, "head -c 1000000 /dev/urandom > /data")?;
+    // QEMU's agent sets no clock without this program, which would set the real-time clock, too.
+    pod.guest(town, "printf '#!/bin/sh\\n' > /sbin/hwclock && chmod +x /sbin/hwclock")?;
+    let memory = pod.guest(town, MEMORY)?;
+    ensure!(memory.lines().count() == 2, "{memory}");
+    let said = pod.transom(&["snapshot", "create", "ready", "--memory", "--pause"])?;
+    let text = [said.stdout, said.stderr].concat();
+    ensure!(said.status.success(), "{}: {}", String::from_utf8_lossy(&text), pod.log());
+    stops(&mut pod)?;
+    fs::rename(&pod.volume, town.folder.path().join("base"))?;
+    Ok(memory)
 }
 
 /// Kills an ephemeral pod. Neither the disk nor the firmware's variables are kept.

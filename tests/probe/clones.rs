@@ -171,9 +171,11 @@ fn a_clone_without_files_of_its_own_is_refused_in_a_sentence() {
     let device = format!("nvme,path={}", disk.display());
     saved(folder, &["--device", &device, "--cmdline", "checks=none then=halt"], "{\"probe\"");
     let error = refused(folder, "saved,clone", &[]);
-    assert!(error.contains("nvme has the disk") && error.contains("`clone=FOLDER`"), "{error}");
+    assert!(error.contains("nvme would write to") && error.contains("`clone=FOLDER`"), "{error}");
     let error = refused(folder, "saved,clone=saved", &[]);
     assert!(error.contains("files in it already"), "{error}");
+    let error = refused(folder, "saved,clone=/tmp", &[]);
+    assert!(error.contains("you alone can write"), "{error}");
     let error = refused(folder, "saved,clone=new/deep", &[]);
     assert!(error.contains("clone=new/deep: No such file"), "{error}");
     let error = refused(folder, "saved,clone=new", &["--cpus", "2"]);
@@ -190,6 +192,11 @@ fn a_clone_without_files_of_its_own_is_refused_in_a_sentence() {
     state.expect("it runs");
     running.signal(Signal::TERM).expect("a signal");
     running.wait(PATIENCE).expect("an end");
+    let error = refused(folder, "saved,clone=one", &[]);
+    assert!(error.contains("one/config.json` boots it"), "{error}");
+    let above = format!("nvme,path=one/nvme.qcow2,backing={}", disk.display());
+    let error = refused(folder, "saved,clone=new", &["--device", &above]);
+    assert!(error.contains("not possible yet for clones"), "{error}");
     let over = |image: PathBuf| format!("nvme,path={},backing={}", image.display(), disk.display());
     let own = folder.join("one/nvme.qcow2");
     fs::copy(&own, folder.join("used.qcow2")).expect("a copy");
@@ -198,8 +205,8 @@ fn a_clone_without_files_of_its_own_is_refused_in_a_sentence() {
     written.write_all_at(&(1_u64 << 63 | 4 << 16).to_be_bytes(), 3 << 16).expect("an entry");
     written.set_len(5 << 16).expect("a table");
     let error = refused(folder, "saved,clone", &["--device", &over(folder.join("used.qcow2"))]);
-    assert!(error.contains("nvme has the disk"), "{error}");
-    fs::write(folder.join("other"), vec![0; 32 << 20]).expect("another disk");
+    assert!(error.contains("nvme would write to"), "{error}");
+    File::create(folder.join("other")).and_then(|it| it.set_len(SIZE)).expect("another disk");
     let other = format!("nvme,path={},backing={}", own.display(), folder.join("other").display());
     let error = refused(folder, "saved,clone", &["--device", &other]);
     assert!(error.contains("the file of `nvme` has another size or time"), "{error}");

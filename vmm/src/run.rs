@@ -120,8 +120,8 @@ fn run_with(
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
-    snapshot.as_ref().map_or(Ok(()), Snapshot::check)?;
     let files = clone::Files::make(&mut config)?;
+    snapshot.as_ref().map_or(Ok(()), Snapshot::check)?;
     let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
     let mut machine = match (built, signals::arrived()) {
         // There is no guest yet that could be asked to shut down.
@@ -138,7 +138,9 @@ fn run_with(
         return Ok(status);
     }
     // In its jail, the process cannot remove them.
-    files.map(clone::Files::keep).unwrap_or_default();
+    if let Some(files) = files {
+        files.keep();
+    }
     let transfers = Transfers::open();
     let jail = confine(&machine)?;
     signals.start()?;
@@ -194,8 +196,12 @@ pub fn with_snapshot(config: Config, snapshot: Option<&Snapshot>) -> anyhow::Res
     };
     let mut all = config.over(&snapshot.saved.config)?;
     if restore.clone != Cloning::Off {
-        // Later it starts as another machine.
+        // It must not share what the other one writes, and later it starts as another machine.
+        (all.serial, all.tpm) = (config.serial, config.tpm);
         all.smbios.uuid = config.smbios.uuid;
+    }
+    if restore.clone == Cloning::On {
+        all.vars = config.vars;
     }
     Ok(all)
 }

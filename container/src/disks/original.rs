@@ -3,17 +3,20 @@
 //! Only the changes of a machine are on its volume, in a qcow2 image. Its guest writes that image
 //! and could name any file there as the one below, so the settings name it, never the image.
 
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use host::disk::qcow2;
 
+use vmm::control::snapshot::MACHINE;
+
 use super::{Disk, below};
 use crate::files;
 use crate::settings::value::{Value as _, quote};
 use crate::settings::{Format, Settings};
+use crate::snapshots::MEMORY;
 use crate::status::{Failure, Status};
 
 /// Extension of the file that marks a sealed volume, with the identity of the base in it.
@@ -46,6 +49,26 @@ fn exists(disk: &Disk) -> bool {
 pub fn folder(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
     let base = find(settings, root)?;
     Ok(base.and_then(|base| base.path.parent().map(Path::to_owned)))
+}
+
+/// The memory with which a machine over this base goes on, instead of booting: the base is the
+/// folder of a snapshot with memory, and `disk`, the machine's own, has not been written yet.
+pub fn memory(settings: &Settings, root: &Path, disk: &Disk) -> Option<PathBuf> {
+    let memory = below(root, settings.storage.base.as_ref()?).join(MEMORY);
+    let is_new = settings.disk.ephemeral || !disk.path.exists() || {
+        File::open(&disk.path).and_then(|file| qcow2::is_empty_over(&file)).unwrap_or(false)
+    };
+    (is_new && memory.join(MACHINE).is_file()).then_some(memory)
+}
+
+/// The error about a clone that does not go on.
+pub fn memory_failure(memory: &Path, why: &str) -> anyhow::Error {
+    let base = quote(&memory.parent().unwrap_or(memory).to_string_lossy());
+    let sentence = format!(
+        "BASE={base}: its machine cannot go on here: {why}. Start with the image and the settings \
+         that it had; or set BASE to the disk in that folder, and the guest boots from it"
+    );
+    Failure::new(Status::State, sentence)
 }
 
 /// The file that marks the pod's own volume as sealed.

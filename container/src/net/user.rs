@@ -68,6 +68,8 @@ pub struct UserNetwork {
     pub socket: PathBuf,
     pub mtu: u16,
     pub summary: String,
+    /// That of the guest, with the length of its prefix.
+    pub address: String,
     pub traffic: Arc<Traffic>,
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
@@ -107,7 +109,7 @@ impl UserNetwork {
         let tcp = listeners.tcp.into_iter().map(tokio::net::TcpListener::from_std);
         let forwarded = Forwarded { tcp: tcp.collect::<io::Result<_>>()?, udp: listeners.udp };
         drop(entered);
-        let mtu = lan.mtu;
+        let (mtu, address) = (lan.mtu, format!("{}/{}", lan.guest, lan.prefix));
         let summary = format!(
             "user mode: the guest is {}, its gateway and name server {}; forwarded: {}",
             lan.guest,
@@ -134,7 +136,8 @@ impl UserNetwork {
             let tasks = LocalSet::new();
             runtime.block_on(tasks.run_until(serve));
         })?;
-        Ok(Self { socket, mtu, summary, traffic, stop: Some(stop), thread: Some(thread) })
+        let (stop, thread) = (Some(stop), Some(thread));
+        Ok(Self { socket, mtu, summary, address, traffic, stop, thread })
     }
 
     /// Ends the network: connections break, and ports and socket are freed.

@@ -1,6 +1,9 @@
 //! Tests of the plan: sources, media, checks and output.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+
+use ::host::disk::{Format, qcow2};
 
 use super::*;
 use crate::media::testutil::{Layout, install_cd, windows_11};
@@ -298,4 +301,51 @@ fn json_output_includes_the_error_status() {
     assert_eq!(json["status"], 15);
     assert!(json["error"].as_str().unwrap().starts_with("CPU_CORES=x: "));
     assert_eq!(text(&wrong), "");
+}
+
+#[test]
+fn a_clone_goes_on_once_from_the_memory_of_its_base() {
+    let header = json!({ "format": 1, "vmm": "1", "bytes": 0, "crc32": 0, "then": "quit",
+        "processors": 3, "memory": 2_u64 << 30 });
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    for folder in ["proc", "storage", "base/memory"] {
+        fs::create_dir_all(at(folder)).unwrap();
+    }
+    fs::write(at("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
+    fs::write(at("base/data.img"), [7; 4096]).unwrap();
+    fs::write(at("base/windows.address"), "10.9.8.7/24\n").unwrap();
+    fs::write(at("base/memory/machine.json"), format!("{header}\n")).unwrap();
+    let plan = |more: &[(&str, &str)]| {
+        let words = [&[("BASE", "/base"), ("NETWORK", "user")], more].concat();
+        let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        Plan::make(&environment, root.path())
+    };
+    let first = plan(&[]).unwrap();
+    assert_eq!(first.clones, Some(at("base/memory")));
+    let network = &first.input.settings.network;
+    assert_eq!((first.sizes.processors, first.sizes.memory, first.sizes.disk), (3, 2 << 30, 0));
+    assert_eq!(network.address.map(|it| it.to_string()).as_deref(), Some("10.9.8.7"));
+    assert!(first.warnings.iter().any(|it| it.starts_with("the machine of BASE continues with")));
+    for (name, value) in [("DHCP", "Y"), ("CLEAR", "Y")] {
+        let error = plan(&[(name, value), ("NETWORK", "nat")]).unwrap_err();
+        assert_eq!(Status::of(&error), Status::State, "{error}");
+        let said = error.to_string();
+        assert!(said.contains(&format!("{name}={value}")) && said.contains("BASE="), "{said}");
+    }
+    // The disk itself, without the memory.
+    assert_eq!(plan(&[("BASE", "/base/data.img")]).unwrap().clones, None);
+    // A disk that nothing was written to, one that its guest has used, and writes that are lost.
+    let mut options = File::options();
+    let options = options.read(true).write(true).create_new(true);
+    let file = options.open(at("storage/data.qcow2")).unwrap();
+    qcow2::create_over(&file, 1 << 20, Path::new("/base/data.img"), Format::Raw).unwrap();
+    assert!(plan(&[]).unwrap().clones.is_some());
+    file.write_all_at(&[1], 3 << 16).unwrap();
+    assert_eq!(plan(&[]).unwrap().clones, None);
+    fs::remove_file(at("storage/data.qcow2")).unwrap();
+    assert!(plan(&[("EPHEMERAL", "Y")]).unwrap().clones.is_some());
+    fs::write(at("base/memory/machine.json"), "{}").unwrap();
+    let error = plan(&[]).unwrap_err().to_string();
+    assert!(error.contains("the first line is damaged"), "{error}");
 }

@@ -21,6 +21,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use crate::disks::{self, Disk, original};
 use crate::files;
 use crate::firmware::{self, MODE};
+use crate::kept::ADDRESS;
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Value as _, in_mib};
@@ -185,6 +186,25 @@ impl Volume {
         });
         self.set_owner(&path, copied)?;
         Ok(path)
+    }
+
+    /// Keeps the address of the guest, for a start in another pod. The volume may be full.
+    pub fn keep_address(&self, address: &str) {
+        if self.read(ADDRESS).as_deref() != Some(address)
+            && let Err(error) = self.write(ADDRESS, &format!("{address}\n"))
+        {
+            tracing::warn!("the guest's address is not kept: {error:#}");
+        }
+    }
+
+    /// Gives a copy of the base's variables their time of change, by which memory knows them.
+    pub fn take_time_of_vars(&self, boot: Boot, base: &Path, copy: &Path) -> anyhow::Result<()> {
+        let from = Self::at(base, &self.app).firmware_file(boot, "vars");
+        let take = || {
+            let changed = fs::metadata(&from)?.modified()?;
+            File::options().write(true).open(copy)?.set_modified(changed)
+        };
+        take().with_context(|| copy.display().to_string())
     }
 
     /// The memory of the TPM, empty if it is new. A file with other contents is refused: swtpm

@@ -23,6 +23,7 @@ use super::suspend;
 use super::thread::run_in_thread;
 use super::volume::Volume;
 use super::{Pod, started};
+use crate::disks::original;
 use crate::jail::{self, Capabilities};
 use crate::settings::Shutdown;
 use crate::settings::host::{self, MemoryLoad};
@@ -43,7 +44,7 @@ fn warn_of_no_boot() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Fresh,
-    /// Its guest continues where it was suspended.
+    /// Its guest continues where it was suspended, or where that of its base was.
     Continued,
     /// With this exit status of the pod, before its guest ran.
     Ended(u8),
@@ -77,7 +78,7 @@ impl Pod {
         // Whether the guest can be expected to react to a shutdown request.
         let mut os_boots = started;
         if continues {
-            self.runs(&format!("{} continues where it was suspended", self.plan.name()));
+            self.runs(&self.continues_where());
         } else if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
@@ -126,11 +127,12 @@ impl Pod {
         }
     }
 
-    /// Waits until a suspended machine is restored, and lets its guest continue.
+    /// Waits until a suspended machine or a clone is restored, and lets its guest continue.
     async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
-        let Some(folder) = self.suspend_folder.as_ref().filter(|it| it.continues) else {
+        let suspended = self.suspended();
+        if suspended.is_none() && self.plan.clones.is_none() {
             return Ok(Start::Fresh);
-        };
+        }
         let waking = self.runtime_folder.waking();
         let ended = tokio::select! {
             () = suspend::restored(&waking) => None,
@@ -147,13 +149,14 @@ impl Pod {
             let status = self.exit_status(ended?, why.clone())?;
             // The machine's status for a snapshot that does not fit is the same.
             return match why.filter(|_| status == Status::State.code()) {
-                Some(why) => Err(folder.failure(&why)),
+                Some(why) => Err(self.does_not_continue(&why)),
                 None => Ok(Start::Ended(status)),
             };
         }
-        let used = folder.clone();
-        let removed = run_in_thread("suspend", move || used.remove()).await;
-        removed.context("the suspended machine does not continue")?;
+        if let Some(used) = suspended.cloned() {
+            let removed = run_in_thread("suspend", move || used.remove()).await;
+            removed.context("the suspended machine does not continue")?;
+        }
         self.runtime_folder.wake()?;
         child.ask(Command::Resume).await?;
         // Its balloon is as it was, and the pod's control of it begins anew.
@@ -162,6 +165,22 @@ impl Pod {
         let agent = self.agent.clone();
         tokio::spawn(async move { suspend::set_clock(&agent).await });
         Ok(Start::Continued)
+    }
+
+    fn continues_where(&self) -> String {
+        let app = self.plan.name();
+        match self.plan.clones {
+            Some(_) => format!("{app} continues where the machine of BASE was"),
+            None => format!("{app} continues where it was suspended"),
+        }
+    }
+
+    fn does_not_continue(&self, why: &str) -> anyhow::Error {
+        match (self.suspended(), &self.plan.clones) {
+            (Some(folder), _) => folder.failure(why),
+            (None, Some(memory)) => original::memory_failure(memory, why),
+            (None, None) => anyhow::anyhow!("{why}"),
+        }
     }
 
     /// Suspends the machine, or asks its guest to shut down, or switches it off.

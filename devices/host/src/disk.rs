@@ -72,8 +72,8 @@ pub struct LockedFile {
 pub struct Below {
     /// As they are now, the nearest first.
     pub files: Vec<Metadata>,
-    /// All that the guest reads comes from these files, because nothing was written above them.
-    pub shows: bool,
+    /// Nothing was written above these files: the image is the disk that they are.
+    pub untouched: bool,
 }
 
 /// One disk, open and locked.

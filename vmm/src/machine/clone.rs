@@ -4,14 +4,16 @@
 //! disks of the snapshot, so that any number of clones can go on from it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, FileTimes};
+use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use devices::registry;
 use host::disk::{self, BackingFile, Format, qcow2};
+use host::uuid::Uuid;
+use rustix::process::geteuid;
 
 use super::Machine;
 use super::saved::portable;
@@ -25,6 +27,8 @@ const CONFIG: &str = "config.json";
 /// The new files of a clone, which are removed if it does not start.
 pub struct Files {
     folder: PathBuf,
+    /// The folder is new, too.
+    is_new: bool,
     made: Vec<PathBuf>,
     kept: bool,
 }
@@ -37,20 +41,31 @@ impl Files {
             return Ok(None);
         };
         let name = format!("clone={}", folder.display());
-        let mut files = Self::new(folder).with_context(|| name.clone())?;
-        files.fill(config).with_context(|| name)?;
-        Ok(Some(files))
+        let made = Self::new(folder).and_then(|mut files| {
+            files.fill(config)?;
+            Ok(files)
+        });
+        made.map(Some).context(name)
     }
 
     fn new(folder: &Path) -> anyhow::Result<Self> {
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            other => other?,
-        }
-        let folder = folder.canonicalize()?;
+        let folder = std::path::absolute(folder)?;
+        let is_new = match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+            other => other.map(|()| true)?,
+        };
+        let found = fs::symlink_metadata(&folder)?;
+        let ours = found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o022 == 0;
+        ensure!(ours, "it is not a folder that you alone can write");
+        ensure!(
+            !folder.join(CONFIG).exists(),
+            "there is a clone already: `vmm run --config {}` boots it; each other one needs a \
+             folder of its own",
+            folder.join(CONFIG).display()
+        );
         let empty = fs::read_dir(&folder)?.next().is_none();
         ensure!(empty, "there are files in it already, and each clone needs an empty folder");
-        Ok(Self { folder, made: Vec::new(), kept: false })
+        Ok(Self { folder, is_new, made: Vec::new(), kept: false })
     }
 
     fn fill(&mut self, config: &mut Config) -> anyhow::Result<()> {
@@ -61,9 +76,17 @@ impl Files {
             let name = vars.display().to_string();
             *vars = self.copy(vars).with_context(|| name)?;
         }
+        if config.smbios.uuid.is_empty() {
+            // Its guest reads it at its next boot.
+            config.smbios.uuid = Uuid::random()?.to_string();
+        }
         let text = serde_json::to_string_pretty(&portable(config))?;
-        self.create(CONFIG)?.write_all(text.as_bytes()).context(CONFIG)?;
-        File::open(&self.folder)?.sync_all()?;
+        let mut file = self.create(CONFIG)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).context(CONFIG)?;
+        let above = self.folder.parent().unwrap_or(&self.folder);
+        for folder in [&self.folder, above] {
+            File::open(folder).and_then(|it| it.sync_all()).context("it cannot be made durable")?;
+        }
         Ok(())
     }
 
@@ -76,11 +99,15 @@ impl Files {
 
     /// An empty image over a disk, which its guest takes for that disk.
     fn make_over(&mut self, name: &str, disk: &mut disk::Config) -> anyhow::Result<()> {
-        let size = {
-            let below = disk::Config { readonly: true, size: None, ..disk.clone() };
-            disk::open(&below, None)?.geometry().size
-        };
-        let (below, format) = (disk.path.canonicalize()?, disk.format());
+        ensure!(
+            !matches!(disk.backing, BackingFile::This(_)),
+            "it is itself over another disk (`backing=`), which is not possible yet for clones"
+        );
+        disk.size = None;
+        let opened = disk::open(&disk::Config { readonly: true, ..disk.clone() }, None)?;
+        let size = opened.geometry().size;
+        drop(opened);
+        let (below, format) = (std::path::absolute(&disk.path)?, disk.format());
         ensure!(
             format == disk::Config::new(&below).format(),
             "its name says that it has another format: a disk of clones has the ending .qcow2 if \
@@ -101,12 +128,13 @@ impl Files {
 
     /// A copy of a file, with its time of change.
     fn copy(&mut self, path: &Path) -> anyhow::Result<PathBuf> {
+        ensure!(fs::metadata(path)?.is_file(), "it is not a file");
         let mut from = File::open(path)?;
-        let found = from.metadata()?;
-        ensure!(found.is_file(), "it is not a file");
+        let changed = from.metadata()?.modified()?;
         let mut to = self.create(VARS)?;
         std::io::copy(&mut from, &mut to)?;
-        to.set_times(FileTimes::new().set_modified(found.modified()?))?;
+        ensure!(from.metadata()?.modified()? == changed, "it changed while it was copied");
+        to.set_modified(changed)?;
         to.sync_all()?;
         Ok(self.folder.join(VARS))
     }
@@ -125,8 +153,10 @@ impl Drop for Files {
         for path in &self.made {
             fs::remove_file(path).ok();
         }
-        // It fails if the folder has files.
-        fs::remove_dir(&self.folder).ok();
+        if self.is_new {
+            // It fails if the folder has files.
+            fs::remove_dir(&self.folder).ok();
+        }
     }
 }
 
@@ -152,13 +182,19 @@ impl Machine {
     /// The files of a clone as those of its snapshot: what an empty image is over counts as the
     /// disk itself.
     pub(super) fn marks_of_clone(&self, mut marks: Vec<Mark>) -> anyhow::Result<Vec<Mark>> {
+        let writes_flash = self.config.device.iter().any(|device| match device {
+            registry::Config::Flash(flash) => flash.vars.is_some() && !flash.readonly,
+            _ => false,
+        });
+        ensure!(!writes_flash, "`flash` has variables that a clone would write: use `--vars`");
         for disk in self.board.shared.disks.all() {
             let below = disk.image.below().with_context(|| disk.path.display().to_string())?;
             let is_own = !disk.geometry().read_only && disk.image.keeps_writes();
             ensure!(
-                !is_own || below.shows,
-                "{} has the disk {}, and a clone needs an empty qcow2 image over the disk of the \
-                 snapshot, which nobody may change: `clone=FOLDER` makes it",
+                !is_own || below.untouched,
+                "{} would write to {}, and no clone may change the disks of the snapshot: give it \
+                 `readonly` or `overlay=on`, or an empty qcow2 image of the same size over that \
+                 disk (`clone=FOLDER` makes these, but not for USB)",
                 disk.name,
                 disk.path.display()
             );

@@ -57,6 +57,7 @@ pub(super) const STORAGE: &[Variable] = variables! {
     ignored "DISK_OFFSET" = "0" => "disks have fixed places on the PCI bus: leave it out";
     /// An image, or the folder of an installed machine, that the first disk starts from. It is only
     /// read: the volume keeps what the guest changes, as data.qcow2. Many machines can share it.
+    /// From the folder of a snapshot with memory, the machine goes on, instead of booting.
     full "BASE" = "" (storage.base): Missing;
     /// Throws away at the stop what the guest has written to its disks, its firmware and its TPM.
     full "EPHEMERAL" = "N" (disk.ephemeral);

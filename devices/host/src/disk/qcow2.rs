@@ -38,7 +38,7 @@ use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
 use tables::{Tables, damaged};
 
-pub use empty::{create, create_over, is_over, is_written, size};
+pub use empty::{create, create_over, is_empty_over, is_over, is_written, size};
 pub use peek::peek;
 
 /// Maximum length of a backing chain, which may be circular.
@@ -194,8 +194,10 @@ impl Image for Disk {
 
     fn below(&self) -> io::Result<Below> {
         let files = &self.image.backing_files;
-        let shows = !files.is_empty() && self.image.tables().is_empty();
-        Ok(Below { files: files.iter().map(File::metadata).collect::<io::Result<_>>()?, shows })
+        let size = self.image.backing.as_ref().map(|it| it.geometry().size);
+        let same = size == Some(self.image.size.load(Ordering::Relaxed));
+        let untouched = same && self.image.tables().is_empty();
+        Ok(Below { files: files.iter().map(File::metadata).collect::<io::Result<_>>()?, untouched })
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {

@@ -93,9 +93,19 @@ pub fn is_over(file: &File) -> io::Result<bool> {
 /// Whether an image contains data: a cluster of its own, or a backing file.
 pub fn is_written(file: &File) -> io::Result<bool> {
     let header = read(file)?;
+    Ok(header.backing.is_some() || has_clusters(file, &header)?)
+}
+
+/// Whether an image has a backing file, and all its data from there.
+pub fn is_empty_over(file: &File) -> io::Result<bool> {
+    let header = read(file)?;
+    Ok(header.backing.is_some() && !has_clusters(file, &header)?)
+}
+
+fn has_clusters(file: &File, header: &Header) -> io::Result<bool> {
     let mut l1 = vec![0; header.l1_entries * size_of::<u64>()];
     file.read_exact_at(&mut l1, header.l1_offset)?;
-    Ok(header.backing.is_some() || l1.iter().any(|byte| *byte != 0))
+    Ok(l1.iter().any(|byte| *byte != 0))
 }
 
 #[cfg(test)]
@@ -109,9 +119,9 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let [base, above] = ["base.img", "above.qcow2"].map(|name| folder.path().join(name));
         std::fs::write(&base, [7; 1 << 20]).unwrap();
-        let file = File::create_new(&above).unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(&above).unwrap();
         create_over(&file, 2 << 20, &base, Format::Raw).unwrap();
-        assert!(is_written(&File::open(&above).unwrap()).unwrap());
+        assert!(is_written(&file).unwrap() && is_empty_over(&file).unwrap());
         for arguments in [
             &["qemu-img", "check", "-f", "qcow2"][..],
             &["qemu-io", "-f", "qcow2", "-c", "read -P 7 0 1M", "-c", "read -P 0 1M 1M"],
@@ -124,6 +134,9 @@ mod test {
         let header = Header::read(&File::open(&above).unwrap()).unwrap();
         assert_eq!(header.backing.as_deref(), base.to_str());
         assert_eq!(header.backing_format.as_deref(), Some("raw"));
+        let mut write = Command::new("qemu-io");
+        write.args(["-f", "qcow2", "-c", "write 0 512"]).arg(&above);
+        assert!(write.output().unwrap().status.success() && !is_empty_over(&file).unwrap());
         let long = folder.path().join("x".repeat(2000));
         assert!(create_over(&file, 1 << 20, &long, Format::Raw).is_err());
     }
