@@ -21,6 +21,8 @@ mod doors;
 mod hyperv;
 #[path = "probe/jail.rs"]
 mod jail;
+#[path = "probe/kills.rs"]
+mod kills;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]

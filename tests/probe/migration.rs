@@ -35,9 +35,9 @@ const GIGABIT: u64 = 1_000_000_000 / 8;
 const MOVED: i32 = 79;
 
 /// A machine that has been in several processes.
-struct Traveller {
+pub(crate) struct Traveller {
     folder: tempfile::TempDir,
-    running: Running,
+    pub(crate) running: Running,
     /// Its output in earlier processes.
     before: String,
     /// The number of the process in which it runs, and of the last that was started.
@@ -46,16 +46,16 @@ struct Traveller {
 }
 
 /// A process that waits for a machine.
-struct Waiting {
-    running: Running,
-    number: usize,
-    socket: PathBuf,
+pub(crate) struct Waiting {
+    pub(crate) running: Running,
+    pub(crate) number: usize,
+    pub(crate) socket: PathBuf,
 }
 
 impl Waiting {
     /// Ends without a machine. If the connection was cut in the first message, it waits for
     /// another one until then.
-    fn end(&mut self) -> String {
+    pub(crate) fn end(&mut self) -> String {
         self.running.signal(Signal::TERM).ok();
         let status = self.running.wait(PATIENCE).expect("the other end ends");
         let said = self.running.stderr.text();
@@ -65,7 +65,7 @@ impl Waiting {
 }
 
 impl Traveller {
-    fn start(words: &[&str]) -> Self {
+    pub(crate) fn start(words: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let control = folder.path().join("control0").display().to_string();
         let running = Running::vmm(&[&["run", "--control", &control], words].concat());
@@ -76,7 +76,7 @@ impl Traveller {
         traveller
     }
 
-    fn path(&self, name: &str, number: usize) -> PathBuf {
+    pub(crate) fn path(&self, name: &str, number: usize) -> PathBuf {
         self.folder.path().join(format!("{name}{number}"))
     }
 
@@ -89,7 +89,7 @@ impl Traveller {
     }
 
     /// The other end, which waits for the machine.
-    fn other_end(&self, words: &[&str]) -> Waiting {
+    pub(crate) fn other_end(&self, words: &[&str]) -> Waiting {
         let number = self.last.get() + 1;
         self.last.set(number);
         let (socket, control) = (self.path("in", number), self.path("control", number));
@@ -100,7 +100,7 @@ impl Traveller {
         Waiting { running, number, socket }
     }
 
-    fn send(&self, to: &Path, pause: Option<u32>) -> anyhow::Result<Value> {
+    pub(crate) fn send(&self, to: &Path, pause: Option<u32>) -> anyhow::Result<Value> {
         let stream = UnixStream::connect(to)?;
         let command = Command::Migrate { to: to.to_owned(), pause, within: None };
         let file = std::os::fd::AsFd::as_fd(&stream);
@@ -108,7 +108,7 @@ impl Traveller {
     }
 
     /// The machine runs there now.
-    fn follow(&mut self, there: Waiting) {
+    pub(crate) fn follow(&mut self, there: Waiting) {
         self.before.push_str(&self.running.stdout.text());
         self.running = there.running;
         self.number = there.number;
@@ -126,7 +126,7 @@ impl Traveller {
     }
 
     /// The report, when the guest has powered off.
-    fn end(mut self) -> Value {
+    pub(crate) fn end(mut self) -> Value {
         let ended = self.running.wait(PATIENCE).expect("an end");
         let output = format!("{}{}", self.before, self.running.stdout.text());
         assert_eq!(ended, 0, "{output}{}", self.running.stderr.text());
@@ -144,7 +144,7 @@ fn wait_for_socket(path: &Path) {
 }
 
 /// Words for a machine that writes its disk and verifies it.
-fn busy(kind: &str, disk: &Path, requests: usize, wait: &str) -> [String; 6] {
+pub(crate) fn busy(kind: &str, disk: &Path, requests: usize, wait: &str) -> [String; 6] {
     let mut words = String::from("checks=none ");
     for mode in ["write", "verify"] {
         let way = format!("seed=8,depth=32,span=8M,requests={requests},wait={wait}");
@@ -155,7 +155,7 @@ fn busy(kind: &str, disk: &Path, requests: usize, wait: &str) -> [String; 6] {
     ["--memory", "64M", "--device", &device, "--cmdline", &words].map(str::to_owned)
 }
 
-fn new_disk(folder: &Path) -> PathBuf {
+pub(crate) fn new_disk(folder: &Path) -> PathBuf {
     let disk = folder.join("disk");
     File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
     disk

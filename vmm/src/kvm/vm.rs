@@ -61,7 +61,13 @@ impl Vm {
     /// controllers later: each slot that is added after them waits for a grace period of the
     /// kernel, which takes 5 ms.
     pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>, smm: Option<&[u32]>) -> anyhow::Result<Self> {
-        let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
+        let fd = loop {
+            match kvm.create_vm() {
+                // The kernel starts a thread for it, and a signal interrupts that.
+                Err(error) if error.errno() == libc::EINTR => {}
+                other => break Arc::new(other.context("a virtual machine")?),
+            }
+        };
         let table = Arc::new(Mutex::new(Table::default()));
         let next_slot = Mutex::new(u32::try_from(ram.num_regions())?);
         let spaces = if smm.is_some() { &[NORMAL, IN_SMM][..] } else { &[NORMAL] };
