@@ -2,6 +2,7 @@
 //! and UEFI firmware, with system-management mode too.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
@@ -15,7 +16,7 @@ use host::testutil::noise::Noise;
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
-use transom_tests::program::said as said_by;
+use transom_tests::program::{memory_kib, said as said_by};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::tpm::Swtpm;
@@ -29,10 +30,15 @@ const SOON: Duration = Duration::from_secs(60);
 const MOVED: i32 = 79;
 /// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
 const SNAPSHOTS: [u32; 2] = [8, 200];
+/// Clones that run at the same time, and with `TRANSOM_TESTS=all`; and the time that they may take.
+const CLONES: [usize; 2] = [10, 50];
+const TOGETHER: Duration = Duration::from_secs(60);
 /// The longest time between two, in milliseconds.
 const LONGEST: u64 = 1500;
 
 const ASSETS: &[&str] = &[
+    "BZIMAGE_13",
+    "MODULES_13",
     "BZIMAGE_GENERIC_13",
     "MODULES_GENERIC_13",
     "BZIMAGE_GENERIC",
@@ -67,6 +73,7 @@ fn main() -> ExitCode {
         firmware("firmware_goes_on_from_snapshots_while_it_boots", false),
         firmware("firmware_with_smm_goes_on_from_snapshots", true),
         linux("linux_13_goes_on_from_snapshots_under_load", "_GENERIC_13"),
+        Test::new("linux_13_goes_on_many_times", linux_goes_on_many_times),
         linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),
     ];
     Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
@@ -295,7 +302,7 @@ fn firmware_goes_on(smm: bool) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("a folder")?;
     let vars = uefi::store(&lab::asset("OVMF_VARS_13")?, folder.path())?;
     let code = lab::asset(if smm { "OVMF_CODE_SECBOOT_13" } else { "OVMF_CODE_13" })?;
-    let mut guest = Guest::transom().cpus("2").memory("256M").firmware(code, vars);
+    let mut guest = Guest::transom().cpus("2").memory("256M").firmware(code, vars.clone());
     if smm {
         // Its shell is on a CD, because it has none.
         let cd = format!("ahci-cdrom,path={}", lab::asset("BOOT_CD")?.display());
@@ -317,12 +324,63 @@ fn firmware_goes_on(smm: bool) -> anyhow::Result<()> {
     }
     let version = shell.run("ver", SOON)?;
     ensure!(version.contains("UEFI Interactive Shell"), "not a shell: {version}");
-    shell.running = moved(shell.running, folder.path(), "", None)?;
+    let own = folder.path().join("own");
+    let how = format!(",clone={}", own.display());
+    let before = fs::read(&vars)?;
+    shell.running = moved(shell.running, folder.path(), &how, None)?;
     // The store takes a variable, and the machine is reset with it.
     shell.run("setvar transom -guid 12345678-1234-1234-1234-123456789abc -nv -bs =0x19", SOON)?;
     shell.running.send("reset")?;
     shell.prompt(BOOT)?;
     let found = shell.run("setvar transom -guid 12345678-1234-1234-1234-123456789abc", SOON)?;
     ensure!(found.contains("19"), "the variable: {found}");
+    ensure!(fs::read(own.join("vars.fd"))? != before, "the clone keeps nothing");
+    ensure!(fs::read(&vars)? == before, "the clone has changed the variables of the other one");
+    Ok(())
+}
+
+/// Clones of a running Linux: each has its own random numbers and writes to its own disk.
+fn linux_goes_on_many_times() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("a folder")?;
+    let disk = folder.path().join("disk");
+    File::create(&disk)?.set_len(128 << 20)?;
+    let guest = Guest::transom().memory("256M");
+    let guest = guest.word("--device").word(format!("virtio-blk,path={}", disk.display()));
+    // This kernel has a driver for the VM Generation ID.
+    let linux = Linux::new(guest, &lab::asset("BZIMAGE_13")?);
+    let linux = linux.modules(&lab::asset("MODULES_13")?, &["virtio_pci", "virtio_blk"]);
+    let Booted { mut running } = linux.boot(BOOT)?;
+    let dir = folder.path().join("snapshot");
+    save(&mut Client::connect(running.control())?, &dir, Then::Quit, None)?;
+    running.ends_with(0, SOON)?;
+    let count = CLONES[usize::from(lab::everything())];
+    let start = Instant::now();
+    let clone = |number: usize| {
+        let own = folder.path().join(number.to_string());
+        Guest::restored(format!("{},unchecked,clone={}", dir.display(), own.display())).start()
+    };
+    let all = (0..count).map(clone).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut all: Vec<_> = all.into_iter().map(|running| Booted { running }).collect();
+    let mut numbers = BTreeSet::new();
+    for booted in &mut all {
+        // Until it has noticed, it has the numbers of the others.
+        let noticed = "until dmesg | grep -q 'virtual machine fork'; do usleep 50000; done";
+        let number = booted.run(&format!("{noticed}; cat /proc/sys/kernel/random/uuid"), SOON)?;
+        numbers.insert(number.trim().to_owned());
+    }
+    let time = start.elapsed();
+    let mut own = 0;
+    for (number, booted) in all.iter_mut().enumerate() {
+        own += memory_kib(booted.running.pid(), "Private_Dirty")?;
+        booted.run(&format!("echo clone {number} | dd of=/dev/vda conv=fsync,notrunc"), SOON)?;
+    }
+    for (number, booted) in all.iter_mut().enumerate() {
+        let read = booted.run("echo 3 > /proc/sys/vm/drop_caches; head -n 1 /dev/vda", SOON)?;
+        ensure!(read.trim() == format!("clone {number}"), "{number}: {read}");
+    }
+    say!("{count} clones answer after {time:?}, with {} KiB each", own / count as u64);
+    ensure!(numbers.len() == count, "the same random numbers: {numbers:?}");
+    ensure!(time < TOGETHER, "{time:?}");
+    ensure!(fs::read(&disk)?.iter().all(|byte| *byte == 0), "a clone wrote to the other's disk");
     Ok(())
 }

@@ -212,9 +212,9 @@ options! {
     /// guest may have taken the machine over that wrote it. With `clone=FOLDER`, the machine is a
     /// clone, of which there may be many at a time: in this new folder it gets a qcow2 image over
     /// each writable disk, a copy of `--vars`, and `config.json` for later starts with `--config`.
-    /// With `clone` alone, you give these, and the images are empty. The guest gets a new VM Generation
-    /// ID, unless the machine ended with the snapshot and is no clone. Restore only your own
-    /// snapshots.
+    /// With `clone` alone, you give these, and the images are empty. The guest gets a new VM
+    /// Generation ID, unless the machine ended with the snapshot and is no clone. Restore only your
+    /// own snapshots.
     "restore" "DIR[,clone[=FOLDER]][,copy][,unchecked][,paused][,options=given]"
         restore: Option<Restore>,
     /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with

@@ -314,6 +314,10 @@ impl Machine {
 
     fn run_devices(&self, devices: Vec<(String, device::Saved)>) -> anyhow::Result<()> {
         let ran = self.board.run(devices);
+        if self.direct.is_some() {
+            // fw_cfg has the address from firmware, of which there is none.
+            self.generation.started_directly();
+        }
         self.board.shared.time.go_on();
         ran
     }
@@ -367,9 +371,6 @@ impl Machine {
             snapshot::Contents::Received(_) => then == Then::Pause,
         };
         self.board.park();
-        if self.direct.is_some() {
-            self.generation.started_directly();
-        }
         self.fresh = false;
         if moved {
             // It is parked until the other end cannot go on.
