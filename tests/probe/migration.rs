@@ -32,7 +32,7 @@ const LONGEST: u64 = 30_000;
 /// The bytes that a connection of 1 Gbit/s transfers in a second.
 const GIGABIT: u64 = 1_000_000_000 / 8;
 /// The exit status of a machine that has moved.
-const MOVED: i32 = 79;
+pub(crate) const MOVED: i32 = 79;
 
 /// A machine that has been in several processes.
 pub(crate) struct Traveller {
@@ -125,10 +125,15 @@ impl Traveller {
         moved
     }
 
+    /// Its output in all processes.
+    pub(crate) fn output(&self) -> String {
+        format!("{}{}", self.before, self.running.stdout.text())
+    }
+
     /// The report, when the guest has powered off.
-    pub(crate) fn end(mut self) -> Value {
+    fn end(mut self) -> Value {
         let ended = self.running.wait(PATIENCE).expect("an end");
-        let output = format!("{}{}", self.before, self.running.stdout.text());
+        let output = self.output();
         assert_eq!(ended, 0, "{output}{}", self.running.stderr.text());
         report(&output).expect("a report")
     }
@@ -144,7 +149,7 @@ fn wait_for_socket(path: &Path) {
 }
 
 /// Words for a machine that writes its disk and verifies it.
-pub(crate) fn busy(kind: &str, disk: &Path, requests: usize, wait: &str) -> [String; 6] {
+fn busy(kind: &str, disk: &Path, requests: usize, wait: &str) -> [String; 6] {
     let mut words = String::from("checks=none ");
     for mode in ["write", "verify"] {
         let way = format!("seed=8,depth=32,span=8M,requests={requests},wait={wait}");
@@ -229,7 +234,12 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves() {
     }
     let load = "checks=none memory=span=64M,milliseconds=25000 then=poweroff";
     let mut machine = Traveller::start(&["--memory", "128M", "--cmdline", load]);
-    sleep(Duration::from_millis(300));
+    // It is at work when it has used a processor for this time, which may take longer.
+    let end = Instant::now() + PATIENCE;
+    while machine.running.processor_seconds().expect("its time") < 0.5 {
+        assert!(Instant::now() < end, "it does not write");
+        sleep(Duration::from_millis(10));
+    }
     let there = machine.other_end(&[]);
     // 100 MiB in a second; the guest writes gigabytes.
     let relay = Relay::new(&there.socket, i64::MAX, Some(100 << 20));

@@ -95,7 +95,7 @@ impl MainLoop {
         if begun.is_err() {
             self.end_recording();
         }
-        begun
+        begun.context("the machine stays")
     }
 
     /// A machine whose writes are recorded is slower, and otherwise sound.
