@@ -8,38 +8,28 @@ use std::path::Path;
 use anyhow::Error;
 
 use crate::files;
-use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::translate::Translated;
 use crate::settings::value::Value;
-use crate::settings::words::Mask;
 
 /// Extension of the file with the controller, as in older versions of the reference image.
 pub const TYPE: &str = "type";
 /// Extension of the file with the network card.
 pub const ADAPTER: &str = "adapter";
 
-/// Extension of the file with the guest's address in user mode, as `10.0.2.15/24`.
+/// Extension of the file with the guest's address in user mode.
 pub const ADDRESS: &str = "address";
 
 /// Gives a guest that goes on the address that it has, unless IP or MASK is set.
 pub fn recall_address(input: &mut ParsedEnvironment, folder: &Path) {
-    let network = &mut input.settings.network;
-    let set = ["IP", "MASK"].iter().any(|name| input.names.contains(name));
-    if set || network.kind != NetworkKind::User {
-        return;
-    }
     let path = folder.join(format!("{}.{ADDRESS}", input.settings.pod.process()));
-    let Ok(text) = files::read(&path) else { return };
-    let kept = text.trim().split_once('/');
-    let kept = kept.and_then(|(address, prefix)| Some((address.parse(), prefix.parse().ok()?)));
-    match kept {
-        Some((Ok(address), prefix)) if (1..=30).contains(&prefix) => {
-            (network.address, network.mask) = (Some(address), Mask(prefix));
-        }
-        _ => {
+    let set = ["IP", "MASK"].iter().any(|name| input.names.contains(name));
+    let Some(text) = files::read(&path).ok().filter(|_| !set) else { return };
+    match text.trim().parse() {
+        Ok(kept) => input.settings.network.kept = Some(kept),
+        Err(error) => {
             let path = path.display();
-            input.warnings.push(format!("{path}: it has no address: set IP, or delete the file"));
+            input.warnings.push(format!("{path}: {error}: set IP, or delete the file"));
         }
     }
 }
@@ -106,22 +96,16 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let recalled = |text: &str, names: &[&'static str]| {
             fs::write(folder.path().join("windows.address"), text).unwrap();
-            let mut input = ParsedEnvironment {
-                names: names.iter().copied().collect(),
-                settings: Settings::defaults(),
-                ..ParsedEnvironment::default()
-            };
-            input.settings.network.kind = NetworkKind::User;
+            let names = names.iter().copied().collect();
+            let settings = Settings::defaults();
+            let mut input = ParsedEnvironment { names, settings, ..ParsedEnvironment::default() };
             recall_address(&mut input, folder.path());
-            let network = input.settings.network;
-            (network.address.map(|it| it.to_string()), network.mask.0, input.warnings.len())
+            (input.settings.network.kept.map(|it| it.to_string()), input.warnings.len())
         };
-        let default = Settings::defaults().network.mask.0;
-        assert_eq!(recalled("10.1.2.3/16\n", &[]), (Some("10.1.2.3".into()), 16, 0));
-        assert_eq!(recalled("10.1.2.3/16\n", &["IP"]), (None, default, 0));
-        for wrong in ["", "10.1.2.3", "10.1.2.3/31", "10.1.2.3/0", "10.1.2/16", "::1/64"] {
-            assert_eq!(recalled(wrong, &[]), (None, default, 1), "{wrong}");
-        }
+        let text = "10.1.2.3/16 10.1.0.1";
+        assert_eq!(recalled(&format!("{text}\n"), &[]), (Some(text.into()), 0));
+        assert_eq!(recalled(text, &["IP"]), (None, 0));
+        assert_eq!(recalled("10.1.2.3/16", &[]), (None, 1));
     }
 
     #[test]

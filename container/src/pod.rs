@@ -311,8 +311,12 @@ impl Pod {
         snapshots::check(&Shelf::new(&plan.input.settings, Path::new("/")))?;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
+        let suspend_folder = SuspendFolder::prepare(&plan, Path::new("/"))?;
+        if let (Some(folder), Some(memory)) = (&suspend_folder, &plan.clones) {
+            folder.count_memory(memory);
+        }
         Ok(Self {
-            suspend_folder: SuspendFolder::prepare(&plan, Path::new("/"))?,
+            suspend_folder,
             plan,
             volume,
             runtime_folder,
@@ -459,6 +463,9 @@ impl Pod {
         parts.identity.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
         let base = original::folder(settings, Path::new("/"))?;
+        if self.plan.clones.is_some() {
+            self.begin_anew(volume)?;
+        }
         let vars = match self.suspended() {
             // They must be as they were.
             Some(_) => volume.kept_vars(boot),
@@ -501,6 +508,20 @@ impl Pod {
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
+        Ok(())
+    }
+
+    /// Removes what an interrupted start of a clone has left, which may have another size or may
+    /// have changed. Nothing was written to its disk.
+    fn begin_anew(&self, volume: &Volume) -> anyhow::Result<()> {
+        let settings = &self.plan.input.settings;
+        fs::remove_file(volume.kept_vars(settings.machine.boot)).ok();
+        match disks::find(0, settings, Path::new("/"))? {
+            Some(found) if original::is_new(settings, &found.disk) => {
+                fs::remove_file(&found.disk.path).ok();
+            }
+            _ => {}
+        }
         Ok(())
     }
 

@@ -40,8 +40,8 @@ use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Time, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
-    Domain, DriversFrom, Edition, FileName, HostList, HostName, Interface, Mask, Ports, ProductKey,
-    ProxyUrl, UserName, Workgroup, Zone,
+    Domain, DriversFrom, Edition, FileName, HostList, HostName, Interface, KeptAddress, Mask,
+    Ports, ProductKey, ProxyUrl, UserName, Workgroup, Zone,
 };
 
 /// The socket of the human monitor in the reference image.
@@ -336,6 +336,8 @@ pub struct Network {
     /// The guest's IPv4 address.
     pub address: Option<Ipv4Addr>,
     pub mask: Mask,
+    /// In user mode, what a guest knows that goes on. No variable sets it.
+    pub kept: Option<KeptAddress>,
     pub mac: Option<Mac>,
     pub tap: Interface,
     pub mtu: Option<Within<576, 65521>>,

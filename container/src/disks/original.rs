@@ -53,12 +53,25 @@ pub fn folder(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf
 
 /// The memory with which a machine over this base goes on, instead of booting: the base is the
 /// folder of a snapshot with memory, and `disk`, the machine's own, has not been written yet.
-pub fn memory(settings: &Settings, root: &Path, disk: &Disk) -> Option<PathBuf> {
-    let memory = below(root, settings.storage.base.as_ref()?).join(MEMORY);
-    let is_new = settings.disk.ephemeral || !disk.path.exists() || {
-        File::open(&disk.path).and_then(|file| qcow2::is_empty_over(&file)).unwrap_or(false)
+pub fn memory(settings: &Settings, root: &Path, disk: &Disk) -> anyhow::Result<Option<PathBuf>> {
+    let Some(named) = &settings.storage.base else { return Ok(None) };
+    let memory = below(root, named).join(MEMORY);
+    let found = match fs::metadata(memory.join(MACHINE)) {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(None);
+        }
+        found => found.map_err(|error| {
+            memory_failure(&memory, &format!("{error}: run as the user that took the snapshot"))
+        })?,
     };
-    (is_new && memory.join(MACHINE).is_file()).then_some(memory)
+    Ok((found.is_file() && is_new(settings, disk)).then_some(memory))
+}
+
+/// Whether a machine has not written to its own disk over the base yet.
+pub fn is_new(settings: &Settings, disk: &Disk) -> bool {
+    settings.disk.ephemeral || !disk.path.exists() || {
+        File::open(&disk.path).and_then(|file| qcow2::is_empty_over(&file)).unwrap_or(false)
+    }
 }
 
 /// The error about a clone that does not go on.
@@ -110,7 +123,7 @@ pub fn clone(base: &Disk, there: Option<Disk>, own: [Disk; 2]) -> anyhow::Result
 }
 
 /// Whether an image is over another one.
-fn is_over(disk: &Disk) -> bool {
+pub fn is_over(disk: &Disk) -> bool {
     let over = |file| qcow2::is_over(&file).unwrap_or(false);
     disk.format == Format::Qcow2 && disk.open().is_ok_and(over)
 }

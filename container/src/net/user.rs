@@ -68,7 +68,7 @@ pub struct UserNetwork {
     pub socket: PathBuf,
     pub mtu: u16,
     pub summary: String,
-    /// That of the guest, with the length of its prefix.
+    /// The addresses that the guest knows, for another pod.
     pub address: String,
     pub traffic: Arc<Traffic>,
     /// Dropped to end the thread.
@@ -109,7 +109,7 @@ impl UserNetwork {
         let tcp = listeners.tcp.into_iter().map(tokio::net::TcpListener::from_std);
         let forwarded = Forwarded { tcp: tcp.collect::<io::Result<_>>()?, udp: listeners.udp };
         drop(entered);
-        let (mtu, address) = (lan.mtu, format!("{}/{}", lan.guest, lan.prefix));
+        let (mtu, address) = (lan.mtu, lan.kept().to_string());
         let summary = format!(
             "user mode: the guest is {}, its gateway and name server {}; forwarded: {}",
             lan.guest,

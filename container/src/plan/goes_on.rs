@@ -6,6 +6,7 @@ use vmm::control::snapshot;
 
 use crate::disks::{FoundDisk, below, original};
 use crate::kept;
+use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::settle::Sizes;
 use crate::source::Source;
@@ -28,20 +29,35 @@ pub(super) fn find(
         return Ok((true, None));
     }
     let disk = disk.as_ref().filter(|_| matches!(source, Source::Disk(_)));
-    let memory = disk.and_then(|found| original::memory(&input.settings, root, &found.disk));
-    let Some(memory) = memory else { return Ok((false, None)) };
+    let Some(disk) = disk.map(|found| &found.disk) else { return Ok((false, None)) };
+    let Some(memory) = original::memory(&input.settings, root, disk)? else {
+        return Ok((false, None));
+    };
     let failure = |why: &str| original::memory_failure(&memory, why);
-    if input.settings.network.dhcp {
+    let network = &mut input.settings.network;
+    if network.kind == NetworkKind::Nat {
+        // The guest knows addresses that the tap does not let through.
+        let set = input.names.contains("NETWORK");
+        if set {
+            return Err(failure("NETWORK=nat is not possible for such machines: set NETWORK=user"));
+        }
+        network.kind = NetworkKind::User;
+    }
+    if network.dhcp {
         return Err(failure("with DHCP=Y, all such machines would have the same address outside"));
     }
     if input.settings.machine.clear {
         return Err(failure("CLEAR=Y resets its firmware"));
     }
+    let below = disk.base();
+    if below.as_ref().is_some_and(original::is_over) {
+        return Err(failure("its disk is itself over another base"));
+    }
     let machine = snapshot::find(&memory).map_err(|error| failure(&format!("{error:#}")))?;
-    let note = machine.and_then(|it| suspended::keep_sizes(sizes, &it, "the machine of BASE"));
-    input.warnings.extend(note);
-    // Its disk has the size of that below.
-    sizes.disk = 0;
+    let machine = machine.ok_or_else(|| failure("its machine went on after the snapshot"))?;
+    input.warnings.extend(suspended::keep_sizes(sizes, &machine, "the machine of BASE"));
+    // The guest knows the size of its disk.
+    sizes.disk = below.and_then(|below| below.length()).unwrap_or(0);
     kept::recall_address(input, memory.parent().unwrap_or(&memory));
     Ok((false, Some(memory)))
 }

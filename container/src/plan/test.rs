@@ -7,7 +7,7 @@ use ::host::disk::{Format, qcow2};
 
 use super::*;
 use crate::media::testutil::{Layout, install_cd, windows_11};
-use crate::settings::Boot;
+use crate::settings::{Boot, NetworkKind};
 
 /// Makes the plan of a host with 16 GiB of memory and these files.
 fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
@@ -314,21 +314,22 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
     }
     fs::write(at("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
     fs::write(at("base/data.img"), [7; 4096]).unwrap();
-    fs::write(at("base/windows.address"), "10.9.8.7/24\n").unwrap();
+    fs::write(at("base/windows.address"), "10.9.8.7/24 10.9.8.1\n").unwrap();
     fs::write(at("base/memory/machine.json"), format!("{header}\n")).unwrap();
     let plan = |more: &[(&str, &str)]| {
-        let words = [&[("BASE", "/base"), ("NETWORK", "user")], more].concat();
+        let words = [&[("BASE", "/base")], more].concat();
         let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         Plan::make(&environment, root.path())
     };
     let first = plan(&[]).unwrap();
     assert_eq!(first.clones, Some(at("base/memory")));
     let network = &first.input.settings.network;
-    assert_eq!((first.sizes.processors, first.sizes.memory, first.sizes.disk), (3, 2 << 30, 0));
-    assert_eq!(network.address.map(|it| it.to_string()).as_deref(), Some("10.9.8.7"));
+    assert_eq!((first.sizes.processors, first.sizes.memory, first.sizes.disk), (3, 2 << 30, 4096));
+    assert_eq!(network.kind, NetworkKind::User);
+    assert_eq!(network.kept.map(|it| it.to_string()).as_deref(), Some("10.9.8.7/24 10.9.8.1"));
     assert!(first.warnings.iter().any(|it| it.starts_with("the machine of BASE continues with")));
-    for (name, value) in [("DHCP", "Y"), ("CLEAR", "Y")] {
-        let error = plan(&[(name, value), ("NETWORK", "nat")]).unwrap_err();
+    for (name, value) in [("DHCP", "Y"), ("CLEAR", "Y"), ("NETWORK", "nat")] {
+        let error = plan(&[(name, value)]).unwrap_err();
         assert_eq!(Status::of(&error), Status::State, "{error}");
         let said = error.to_string();
         assert!(said.contains(&format!("{name}={value}")) && said.contains("BASE="), "{said}");

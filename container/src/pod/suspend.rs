@@ -147,6 +147,12 @@ impl SuspendFolder {
         Ok(folder)
     }
 
+    /// Counts the memory that a clone reads from this folder when it needs it.
+    pub fn count_memory(&self, folder: &Path) {
+        let bytes = fs::metadata(folder.join(files::MEMORY)).map_or(0, |it| it.blocks() * 512);
+        self.continued_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// The snapshot, if there is one. No option comes from it: its guest may have taken over the
     /// machine that wrote it.
     pub fn restore(&self) -> Option<Restore> {

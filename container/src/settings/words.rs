@@ -1,7 +1,9 @@
 //! Values with a grammar of their own: addresses, ports, names, keys, time zones.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use host::mac::Mac;
@@ -185,8 +187,8 @@ impl Value for DriversFrom {
 pub struct ProxyUrl(pub String);
 
 /// Hides user and password.
-impl std::fmt::Debug for ProxyUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.show())
     }
 }
@@ -248,8 +250,8 @@ const BUILT_IN: &[&str] = &[
 pub struct UserName(pub String);
 
 /// Hides the name, because it may come from a file with secrets.
-impl std::fmt::Debug for UserName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for UserName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
@@ -331,8 +333,8 @@ fn check_domain(text: &str) -> anyhow::Result<()> {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ProductKey(pub String);
 
-impl std::fmt::Debug for ProductKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for ProductKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
@@ -395,6 +397,33 @@ fn check_zone(text: &str) -> anyhow::Result<()> {
     let fits = text.bytes().all(plain) && text.len() <= 100 && !text.contains("..");
     ensure!(fits, "give the name of a time zone, like Europe/Berlin");
     Ok(())
+}
+
+/// The addresses that a guest knows when it goes on in another pod, as `10.0.2.15/24 10.0.2.2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptAddress {
+    pub guest: Ipv4Addr,
+    pub prefix: u8,
+    pub gateway: Ipv4Addr,
+}
+
+impl FromStr for KeptAddress {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (guest, rest) = text.split_once('/').context("it has no prefix")?;
+        let (prefix, gateway) = rest.split_once(' ').context("it has no gateway")?;
+        let kept =
+            Self { guest: guest.parse()?, prefix: prefix.parse()?, gateway: gateway.parse()? };
+        ensure!((8..=30).contains(&kept.prefix), "its prefix is too long or too short");
+        Ok(kept)
+    }
+}
+
+impl fmt::Display for KeptAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} {}", self.guest, self.prefix, self.gateway)
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use host::mac::Mac;
 
 use crate::net::link::default_gateway;
 use crate::settings::Network;
-use crate::settings::words::Mask;
+use crate::settings::words::{KeptAddress, Mask};
 
 /// Addresses of guest and gateway if the pod has no route: those of QEMU's user networks.
 const ISOLATED: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 2, 15), Ipv4Addr::new(10, 0, 2, 2));
@@ -84,7 +84,8 @@ fn source(to: &str) -> Option<IpAddr> {
 impl Lan {
     pub fn new(network: &Network, pod: &PodAddresses) -> anyhow::Result<Self> {
         let isolated = network.address.is_none() && pod.v4.is_none();
-        let guest = network.address.or(pod.v4).unwrap_or(ISOLATED.0);
+        let kept = network.kept.filter(|_| network.address.is_none());
+        let guest = network.address.or(kept.map(|it| it.guest)).or(pod.v4).unwrap_or(ISOLATED.0);
         // A /30 has two hosts and two reserved addresses. Smaller networks are not possible.
         let bits = network.mask.0.clamp(MIN_PREFIX, 30);
         // The pod's network may be larger than MASK's default. Its address may be reserved in the
@@ -93,6 +94,7 @@ impl Lan {
             true => (MIN_PREFIX..=bits).rev().find(|it| !Mask(*it).is_edge(guest)).unwrap_or(bits),
             false => bits,
         };
+        let prefix = kept.map_or(prefix, |it| it.prefix);
         let mask = u32::MAX << (32 - prefix);
         let (number, net) = (u32::from(guest), u32::from(guest) & mask);
         let strange = guest.is_loopback() || guest.is_multicast() || guest.is_unspecified();
@@ -103,6 +105,7 @@ impl Lan {
         let inside = |it: &Ipv4Addr| u32::from(*it) & mask == net && *it != guest;
         let first = if number == net + 1 { net + 2 } else { net + 1 };
         let gateway = if isolated { Some(ISOLATED.1) } else { pod.gateway };
+        let gateway = kept.map(|it| it.gateway).or(gateway);
         let gateway = gateway.filter(inside).unwrap_or(Ipv4Addr::from(first));
         let mtu = network
             .mtu
@@ -113,6 +116,10 @@ impl Lan {
             gateway: link_local(GATEWAY_MAC),
         });
         Ok(Self { guest, prefix, gateway, mac: GATEWAY_MAC, mtu, v6 })
+    }
+
+    pub fn kept(&self) -> KeptAddress {
+        KeptAddress { guest: self.guest, prefix: self.prefix, gateway: self.gateway }
     }
 
     /// Whether an address is a broadcast address, or the first address of the guest's network.
@@ -143,6 +150,26 @@ mod test {
 
     fn pod(v4: [u8; 4], gateway: [u8; 4]) -> PodAddresses {
         PodAddresses { v4: Some(v4.into()), gateway: Some(gateway.into()), v6: None }
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_keeps_address_and_gateway() {
+        let here = pod([10, 9, 1, 5], [10, 9, 1, 200]);
+        let first = lan(here, |_| ()).unwrap();
+        let text = first.kept().to_string();
+        assert_eq!(text, "10.9.1.5/24 10.9.1.200");
+        for there in [pod([10, 9, 2, 6], [10, 9, 2, 1]), PodAddresses::default()] {
+            let then = lan(there, |it| it.kept = Some(text.parse().unwrap())).unwrap();
+            assert_eq!(then, first);
+        }
+        let isolated = lan(PodAddresses::default(), |_| ()).unwrap();
+        let kept = Some(isolated.kept());
+        assert_eq!(lan(PodAddresses::default(), |it| it.kept = kept).unwrap(), isolated);
+        let set = lan(here, |it| (it.kept, it.address) = (kept, Some([10, 9, 1, 7].into())));
+        assert_eq!(set.unwrap().guest, Ipv4Addr::new(10, 9, 1, 7));
+        for wrong in ["", "10.9.1.5", "10.9.1.5/24", "10.9.1.5/31 10.9.1.1", "::1/24 10.9.1.1"] {
+            assert!(wrong.parse::<KeptAddress>().is_err(), "{wrong}");
+        }
     }
 
     #[test]
