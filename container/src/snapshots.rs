@@ -278,7 +278,7 @@ impl<'a> Shelf<'a> {
 }
 
 /// `None` if there is no such file, or no folder for it.
-fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
             Ok(None)

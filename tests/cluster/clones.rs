@@ -58,19 +58,15 @@ const PASSES: Profile = Profile {
     ..KEEPS
 };
 
+/// A snapshot with memory as the base.
+const READY: &str = "BASE=/base/windows.snapshots/ready";
 /// Its clones go on in its memory.
 const GOLDEN: Profile = Profile { name: "golden", last: 17, ..SEALED };
 const FIRST: Profile = Profile {
     name: "first",
     last: 18,
     disk: DiskOf::Base,
-    words: &[
-        "NETWORK=user",
-        "USER_PORTS=2222",
-        "DISK_TYPE=blk",
-        agent::HEARS,
-        "BASE=/base/windows.snapshots/ready",
-    ],
+    words: &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=blk", agent::HEARS, READY],
     ..RESTRICTED
 };
 const SECOND: Profile = Profile {
@@ -81,7 +77,7 @@ const SECOND: Profile = Profile {
         "USER_PORTS=2222",
         "DISK_TYPE=blk",
         agent::HEARS,
-        "BASE=/base/windows.snapshots/ready",
+        READY,
         "EPHEMERAL=Y",
     ],
     ..FIRST
@@ -171,13 +167,7 @@ pub(crate) fn share_a_memory() -> anyhow::Result<()> {
 }
 
 /// Devices that the machine of the base does not have.
-const OTHER: &[&str] = &[
-    "NETWORK=user",
-    "USER_PORTS=2222",
-    "DISK_TYPE=nvme",
-    agent::HEARS,
-    "BASE=/base/windows.snapshots/ready",
-];
+const OTHER: &[&str] = &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=nvme", agent::HEARS, READY];
 
 /// Makes a base with memory of a pod. Returns what its guest has in its memory.
 fn keeps_a_memory(town: &Town) -> anyhow::Result<String> {

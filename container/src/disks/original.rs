@@ -9,14 +9,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use host::disk::qcow2;
-
 use vmm::control::snapshot::MACHINE;
 
 use super::{Disk, below};
 use crate::files;
 use crate::settings::value::{Value as _, quote};
 use crate::settings::{Format, Settings};
-use crate::snapshots::MEMORY;
+use crate::snapshots::{MEMORY, if_there};
 use crate::status::{Failure, Status};
 
 /// Extension of the file that marks a sealed volume, with the identity of the base in it.
@@ -56,15 +55,11 @@ pub fn folder(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf
 pub fn memory(settings: &Settings, root: &Path, disk: &Disk) -> anyhow::Result<Option<PathBuf>> {
     let Some(named) = &settings.storage.base else { return Ok(None) };
     let memory = below(root, named).join(MEMORY);
-    let found = match fs::metadata(memory.join(MACHINE)) {
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            return Ok(None);
-        }
-        found => found.map_err(|error| {
-            memory_failure(&memory, &format!("{error}: run as the user that took the snapshot"))
-        })?,
-    };
-    Ok((found.is_file() && is_new(settings, disk)).then_some(memory))
+    let found = if_there(fs::metadata(memory.join(MACHINE))).map_err(|error| {
+        memory_failure(&memory, &format!("{error}: run as the user that took the snapshot"))
+    })?;
+    let is_file = found.is_some_and(|found| found.is_file());
+    Ok((is_file && is_new(settings, disk)).then_some(memory))
 }
 
 /// Whether a machine has not written to its own disk over the base yet.

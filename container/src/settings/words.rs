@@ -399,6 +399,11 @@ fn check_zone(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The limits of the guest's network in user mode. A /30 has two hosts and two reserved addresses:
+/// smaller networks are not possible.
+pub const MIN_PREFIX: u8 = 8;
+pub const MAX_PREFIX: u8 = 30;
+
 /// The addresses that a guest knows when it goes on in another pod, as `10.0.2.15/24 10.0.2.2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptAddress {
@@ -415,7 +420,10 @@ impl FromStr for KeptAddress {
         let (prefix, gateway) = rest.split_once(' ').context("it has no gateway")?;
         let kept =
             Self { guest: guest.parse()?, prefix: prefix.parse()?, gateway: gateway.parse()? };
-        ensure!((8..=30).contains(&kept.prefix), "its prefix is too long or too short");
+        ensure!(
+            (MIN_PREFIX..=MAX_PREFIX).contains(&kept.prefix),
+            "its prefix is too long or too short"
+        );
         Ok(kept)
     }
 }

@@ -30,7 +30,6 @@ pub struct Files {
     /// The folder is new, too.
     is_new: bool,
     made: Vec<PathBuf>,
-    kept: bool,
 }
 
 impl Files {
@@ -65,7 +64,7 @@ impl Files {
         );
         let empty = fs::read_dir(&folder)?.next().is_none();
         ensure!(empty, "there are files in it already, and each clone needs an empty folder");
-        Ok(Self { folder, is_new, made: Vec::new(), kept: false })
+        Ok(Self { folder, is_new, made: Vec::new() })
     }
 
     fn fill(&mut self, config: &mut Config) -> anyhow::Result<()> {
@@ -141,15 +140,13 @@ impl Files {
 
     /// The machine has them from now on.
     pub fn keep(mut self) {
-        self.kept = true;
+        self.made.clear();
+        self.is_new = false;
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
         for path in &self.made {
             fs::remove_file(path).ok();
         }

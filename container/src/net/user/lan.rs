@@ -12,7 +12,7 @@ use host::mac::Mac;
 
 use crate::net::link::default_gateway;
 use crate::settings::Network;
-use crate::settings::words::{KeptAddress, Mask};
+use crate::settings::words::{KeptAddress, MAX_PREFIX, MIN_PREFIX, Mask};
 
 /// Addresses of guest and gateway if the pod has no route: those of QEMU's user networks.
 const ISOLATED: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 2, 15), Ipv4Addr::new(10, 0, 2, 2));
@@ -21,7 +21,6 @@ const DEFAULT_MTU: u16 = 1500;
 /// The maximum MTU. Large packets are cheaper, and connections are terminated here, so that the MTU
 /// outside does not matter. A multiple of 8, as in passt(1).
 const MAX_MTU: u16 = 65520;
-const MIN_PREFIX: u8 = 8;
 /// The prefix length of MASK's default.
 const DEFAULT_PREFIX: u8 = 24;
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x54, 0x52, 0x4e, 0x53, 0x01]);
@@ -86,8 +85,7 @@ impl Lan {
         let isolated = network.address.is_none() && pod.v4.is_none();
         let kept = network.kept.filter(|_| network.address.is_none());
         let guest = network.address.or(kept.map(|it| it.guest)).or(pod.v4).unwrap_or(ISOLATED.0);
-        // A /30 has two hosts and two reserved addresses. Smaller networks are not possible.
-        let bits = network.mask.0.clamp(MIN_PREFIX, 30);
+        let bits = network.mask.0.clamp(MIN_PREFIX, MAX_PREFIX);
         // The pod's network may be larger than MASK's default. Its address may be reserved in the
         // small network, but not in the large one.
         let prefix = match network.address.is_none() && network.mask.0 == DEFAULT_PREFIX {
