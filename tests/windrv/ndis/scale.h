@@ -32,7 +32,7 @@ extern struct Load {
     int disturbs;         /* the first processor disturbs, and the load ends with `over` */
     int alone;            /* only `sender` sends, packets of `connection`, one after the other */
     int carried;          /* each packet is inside of a frame that the pair of `sender` sends */
-    u32 sender, connection;
+    u32 sender, connection, follow_ups;
     volatile int over;
 } load;
 typedef struct Load Load;

@@ -180,7 +180,7 @@ static void disturb(const char *name, void (*how)(void))
     disturbance = how;
     problem = NULL;
     load.disturbs = 1;
-    load.over = 0;
+    load.follow_ups = load.over = 0;
     load_begin();
     processors_run(nic.mode.processors, send_or_disturb);
     load.disturbs = 0;
@@ -191,9 +191,11 @@ static void disturb(const char *name, void (*how)(void))
     int complete = load.loses ? !it->misplaced : it->arrived == it->sent;
     check(!problem && complete && it->arrived && !it->wrong && !it->others && !it->bad_hashes &&
               !it->bad_checksums,
-          name, "%s sent=%u arrived=%u failed=%u wrong=%u others=%u misplaced=%u hashes=%u",
-          problem ? problem : "survived", it->sent, it->arrived, sent.failed, it->wrong, it->others,
-          it->misplaced, it->bad_hashes);
+          name,
+          "%s sent=%u arrived=%u failed=%u wrong=%u others=%u misplaced=%u hashes=%u "
+          "follow_ups=%u",
+          problem ? problem : "survived", it->sent, it->arrived, sent.failed, it->wrong,
+          it->others, it->misplaced, it->bad_hashes, load.follow_ups);
     memset(&sent, 0, sizeof sent);
     traffic_settle();
     /* On QEMU, answers of the disturbed load come with those of the next one. */
