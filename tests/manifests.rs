@@ -282,6 +282,7 @@ fn profiles_render_to_the_expected_pods() -> Result<()> {
         ("compat", "Deployment"),
         ("fleet", "StatefulSet"),
         ("clones", "StatefulSet"),
+        ("running", "StatefulSet"),
     ] {
         let Some(all) = render(&folder().join(profile))? else {
             not_run(TEST, "there is no kubectl");
@@ -320,11 +321,12 @@ fn profiles_render_to_the_expected_pods() -> Result<()> {
     ensure!(storage_of(&claims[0]) == storage_of(&one), "{claims:?}");
     let mount = mounts.and_then(|all| all.iter().find(|it| it["name"] == *name));
     ensure!(mount.is_some_and(|it| it["mountPath"] == "/storage"), "{fleet}");
-    reads_its_base(&pods[4].2)
+    reads_its_base(&pods[4].2, "")?;
+    reads_its_base(&pods[5].2, "/windows.snapshots/ready")
 }
 
-/// All machines of the profile `clones` read one volume, which none of them can write.
-fn reads_its_base(pod: &Value) -> Result<()> {
+/// All machines of the profiles with a base read one volume, which none of them can write.
+fn reads_its_base(pod: &Value, place: &str) -> Result<()> {
     let named = |list: &Value, name: &str| -> Result<Value> {
         let all = list.as_array().with_context(|| format!("no list: {list}"))?;
         let found = all.iter().find(|it| it["name"] == name);
@@ -335,7 +337,11 @@ fn reads_its_base(pod: &Value) -> Result<()> {
     ensure!(claim["claimName"] == "windows-base" && claim["readOnly"] == true, "{claim}");
     let mount = named(&container["volumeMounts"], "base")?;
     ensure!(mount["readOnly"] == true, "{mount}");
-    ensure!(named(&container["env"], "BASE")?["value"] == mount["mountPath"], "{container}");
+    let place = mount["mountPath"].as_str().map(|it| format!("{it}{place}"));
+    let variables = &container["env"];
+    ensure!(named(variables, "BASE")?["value"].as_str() == place.as_deref(), "{container}");
+    // Clones of a running machine have its address.
+    ensure!(named(variables, "NETWORK")?["value"] == "user", "{container}");
     Ok(())
 }
 
