@@ -2,11 +2,14 @@
 //! and UEFI firmware, with system-management mode too.
 #![forbid(unsafe_code)]
 
+#[path = "snapshot/network.rs"]
+mod network;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,6 +19,7 @@ use host::testutil::noise::Noise;
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
+use transom_tests::network::in_namespace;
 use transom_tests::program::{memory_kib, said as said_by};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
@@ -68,12 +72,17 @@ fn main() -> ExitCode {
     let linux = |name: &str, kernel: &'static str| {
         Test::new(name, move || linux_goes_on_under_load(kernel))
     };
+    let connection = |name: &str, card: &'static str| {
+        Test::new(name, move || in_namespace(move || network::keeps_a_connection(card)))
+    };
     let firmware = |name: &str, smm| Test::new(name, move || firmware_goes_on(smm));
     let tests = vec![
-        firmware("firmware_goes_on_from_snapshots_while_it_boots", false),
+        firmware("firmware_goes_on_from_snapshots_while_it_boots", false).thorough(),
         firmware("firmware_with_smm_goes_on_from_snapshots", true),
         linux("linux_13_goes_on_from_snapshots_under_load", "_GENERIC_13"),
         Test::new("linux_13_goes_on_many_times", linux_goes_on_many_times),
+        connection("linux_13_keeps_a_connection_over_moves_to_other_hosts", "virtio-net"),
+        connection("linux_13_keeps_a_connection_of_intels_card", "e1000e").thorough(),
         linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),
     ];
     Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
@@ -117,10 +126,15 @@ fn answers(running: &Running, start: Instant) -> anyhow::Result<()> {
 }
 
 /// Moves a running machine to another process, with this TPM.
-fn migrated(mut running: Running, folder: &Path, tpm: Option<&Swtpm>) -> anyhow::Result<Running> {
+fn migrated(running: Running, folder: &Path, tpm: Option<&Swtpm>) -> anyhow::Result<Running> {
     let socket = folder.join("incoming");
     fs::remove_file(&socket).ok();
     let there = with(Guest::arriving(&socket), tpm).start()?;
+    migrated_to(running, there, socket)
+}
+
+/// Moves a running machine to a process that waits for it, through a socket.
+fn migrated_to(mut running: Running, there: Running, socket: PathBuf) -> anyhow::Result<Running> {
     let start = Instant::now();
     let stream = loop {
         match UnixStream::connect(&socket) {

@@ -125,6 +125,7 @@ impl Build for Config {
             engine: Some(engine),
             thread: None,
             last_link: backend.link().is_up(),
+            parked: None,
         };
         Ok(slot.wrap(Box::new(device)))
     }
@@ -153,6 +154,8 @@ struct E1000e {
     thread: Option<JoinHandle<Engine>>,
     /// Whether the link was up when the device last stopped.
     last_link: bool,
+    /// The state when it was parked.
+    parked: Option<Saved>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -248,13 +251,20 @@ impl Device for E1000e {
     fn park(&mut self) -> Saved {
         self.stop();
         let card = lock(&self.card).save();
-        Saved::of(&SavedState { card, port_address: self.port_address })
+        let saved = Saved::of(&SavedState { card, port_address: self.port_address });
+        self.parked = Some(saved.clone());
+        saved
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        // Another state is that of a guest which comes from elsewhere.
+        let arrives = saved != Saved::default() && self.parked.take().as_ref() != Some(&saved);
         let state: SavedState = saved.take().context("e1000e")?;
         self.port_address = state.port_address;
         lock(&self.card).restore(state.card, self.address)?;
+        if let (true, Some(engine)) = (arrives, &mut self.engine) {
+            engine.announce();
+        }
         self.start()
     }
 }

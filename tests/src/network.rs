@@ -23,8 +23,42 @@ use tempfile::NamedTempFile;
 use crate::lab;
 use crate::linux::Booted;
 
-/// Holds the name. Dropping it deletes the namespace.
-struct Namespace(String);
+/// A network namespace. Dropping it deletes its name.
+pub struct Namespace(String);
+
+impl Namespace {
+    /// A new one that has only `lo`, up. Needs root.
+    pub fn new() -> anyhow::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let space = Self(format!("transom-{}-{number}", std::process::id()));
+        ip(&format!("netns add {}", space.0))?;
+        space.run(|| ip("link set lo up"))?;
+        Ok(space)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Runs `body` in it. Threads and programs that `body` starts are in the namespace too.
+    pub fn run<T: Send>(
+        &self,
+        body: impl FnOnce() -> anyhow::Result<T> + Send,
+    ) -> anyhow::Result<T> {
+        let path = Path::new("/run/netns").join(&self.0);
+        let file = File::open(&path).with_context(|| path.display().to_string())?;
+        let inside = || {
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                .with_context(|| path.display().to_string())?;
+            body()
+        };
+        scope(|scope| {
+            let thread = Builder::new().name("network".into()).spawn_scoped(scope, inside)?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
 
 impl Drop for Namespace {
     fn drop(&mut self) {
@@ -32,25 +66,9 @@ impl Drop for Namespace {
     }
 }
 
-/// Runs `body` in a new network namespace that has only `lo`, up. Threads and programs that `body`
-/// starts are in the namespace too. Needs root.
+/// Runs `body` in a new network namespace. Needs root.
 pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let space = Namespace(format!("transom-{}-{number}", std::process::id()));
-    ip(&format!("netns add {}", space.0))?;
-    let path = Path::new("/run/netns").join(&space.0);
-    let file = File::open(&path).with_context(|| path.display().to_string())?;
-    let inside = || {
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-            .with_context(|| path.display().to_string())?;
-        ip("link set lo up")?;
-        body()
-    };
-    scope(|scope| {
-        let thread = Builder::new().name("network".into()).spawn_scoped(scope, inside)?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    Namespace::new()?.run(body)
 }
 
 pub fn ip(words: &str) -> anyhow::Result<String> {

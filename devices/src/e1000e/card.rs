@@ -13,8 +13,8 @@ use super::phy::Phy;
 use super::registers::{
     self, CTRL, CTRL_EXT, CTRL_EXT_EIAME, CTRL_EXT_IAME, CTRL_EXT_SELF_CLEARING, CTRL_PHY_RST,
     CTRL_RST, EECD, EECD_READ_ONLY, EERD, EEWR, EIAC, EITR, HEAD, HIGH, IAM, ICR, ICS, IMC, IMS,
-    ITR, IVAR, LENGTH, MDIC, RCTL, RDBAL, RDT, Registers, SECOND, STATUS, STATUS_PHYRA, SWSM, TAIL,
-    TCTL, TDBAL, TDT,
+    ITR, IVAR, LENGTH, MDIC, RAL, RCTL, RDBAL, RDT, Registers, SECOND, STATUS, STATUS_PHYRA, SWSM,
+    TAIL, TCTL, TDBAL, TDT,
 };
 use super::signals::{Signals, VECTORS};
 use crate::sleep::Orders;
@@ -142,6 +142,12 @@ impl Card {
         self.notified = state.notified;
         self.update();
         Ok(())
+    }
+
+    /// The first address that it receives.
+    pub(super) fn address(&self) -> [u8; 6] {
+        let [low, high] = [0, 4].map(|half| self.registers.get(RAL + half).to_le_bytes());
+        [low[0], low[1], low[2], low[3], high[0], high[1]]
     }
 
     fn reset(&mut self) {

@@ -29,6 +29,12 @@ const MAX_STALE_FRAMES: usize = 4096;
 const LARGEST: usize = HEADER_LENGTH + MAX_FRAME;
 const BOUNCE: usize = LARGEST.next_multiple_of(4096);
 
+/// A frame to everybody, from the card.
+const EVERYBODY: [u8; 6] = [0xff; 6];
+/// RFC 903: the type, and a request that asks for the address of the card.
+const REVERSE_ARP: [u8; 10] = [0x80, 0x35, 0, 1, 0x08, 0, 6, 4, 0, 3];
+const SHORTEST: usize = 60;
+
 pub(super) struct Engine {
     pub(super) card: Arc<Mutex<Card>>,
     pub(super) backend: Arc<dyn Backend>,
@@ -96,6 +102,21 @@ impl Engine {
             full: false,
             unplugged: false,
         })
+    }
+
+    /// Tells the switches where the card is now, as QEMU does. Nothing repeats it if it is lost.
+    pub(super) fn announce(&mut self) {
+        let own = lock(&self.card).address();
+        let mut frame = [&[0; HEADER_LENGTH], &EVERYBODY[..], &own, &REVERSE_ARP].concat();
+        for _ in ["sender", "target"] {
+            frame.extend([&own[..], &[0; 4]].concat());
+        }
+        frame.resize(HEADER_LENGTH + SHORTEST, 0);
+        let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        let bounce = &self.transmit.bounce;
+        if self.backend.link().is_plugged() && bounce.write(0, &frame).is_ok() {
+            self.port.send(bounce, &[Piece { address: 0, length }]).ok();
+        }
     }
 
     /// Serves the rings until it is asked to stop.

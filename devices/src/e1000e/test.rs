@@ -275,6 +275,21 @@ fn a_reset_forgets_rings_and_a_parked_card_continues() {
 }
 
 #[test]
+fn a_card_from_elsewhere_is_announced() {
+    let (here, mut peer) = bench();
+    Driver::find(&here, AT).start();
+    let saved = here.board.park();
+    here.board.run(saved.clone()).unwrap();
+    assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "only a pause");
+    let (there, mut peer) = bench();
+    there.board.park();
+    there.board.run(saved).unwrap();
+    let (sent, head) = (next(&mut peer), [&[0xff; 6], &OWN[..], &[0x80, 0x35]].concat());
+    assert_eq!((sent.len(), &sent[..14]), (60, &head[..]));
+    assert_eq!((&sent[22..28], &sent[32..38]), (&OWN[..], &OWN[..]));
+}
+
+#[test]
 fn a_packet_is_split_into_headers_and_data() {
     let (bench, mut peer) = bench();
     let mut driver = Driver::find(&bench, AT);

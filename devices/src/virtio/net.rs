@@ -273,8 +273,8 @@ struct Net {
     threads: Vec<JoinHandle<Option<Pair>>>,
     /// Enabled queues that no thread serves.
     idle: Vec<Queue>,
-    /// The link state (plugged in, MTU) when the device last stopped.
-    last_link: (bool, Option<u16>),
+    /// The link state (plugged in, MTU) when the device last stopped; `None` if it never did.
+    last_link: Option<(bool, Option<u16>)>,
 }
 
 impl Net {
@@ -306,7 +306,7 @@ impl Net {
             kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
-            last_link: (backend.link().is_up(), backend.link().mtu()),
+            last_link: None,
         })
     }
 
@@ -377,7 +377,7 @@ impl Net {
         let link = self.nic.backend.link();
         let Some(signal) = signal else {
             link.watch(None);
-            self.last_link = (link.is_up(), link.mtu());
+            self.last_link = Some((link.is_up(), link.mtu()));
             return;
         };
         let (nic, notified) = (self.nic.clone(), signal.clone());
@@ -385,7 +385,7 @@ impl Net {
             nic.link_changed();
             notified.configuration();
         })));
-        if (link.is_up(), link.mtu()) != self.last_link {
+        if self.last_link.is_some_and(|last| last != (link.is_up(), link.mtu())) {
             self.nic.link_changed();
             signal.configuration();
         }
@@ -466,6 +466,10 @@ impl Virtio for Net {
     }
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
+        if self.last_link.is_none() && saved != Saved::default() {
+            // Its guest comes from another process, and maybe from another place of the network.
+            self.last_link = Some((false, None));
+        }
         let control: Control = saved.take()?;
         ensure!(control.filter.is_valid(), "a filter table with too many addresses");
         let pairs = control.pairs;

@@ -357,6 +357,20 @@ fn cable_changes_are_reported_to_the_guest() {
 }
 
 #[test]
+fn a_guest_from_another_process_is_asked_to_announce_itself() {
+    let (here, _lab, _ends) = bench(1, Offloads::default());
+    let driver = driver(&here, CTRL_VQ | STATUS | GUEST_ANNOUNCE, 3);
+    assert_eq!((driver.isr() & 2, driver.device(6)), (0, [1, 0]));
+    let saved = here.board.park();
+    here.board.run(saved.clone()).unwrap();
+    assert_eq!((driver.isr() & 2, driver.device(6)), (0, [1, 0]), "it was only paused");
+    let (there, _lab, _ends) = bench(1, Offloads::default());
+    there.board.run(saved).unwrap();
+    let driver = Driver::find(&there, AT);
+    assert_eq!((driver.isr() & 2, driver.device(6)), (2, [3, 0]));
+}
+
+#[test]
 fn parking_loses_and_duplicates_no_frame() {
     let (bench, _lab, ends) = bench(1, Offloads::default());
     let features = MRG_RXBUF | EVENT_IDX | CTRL_VQ | CTRL_RX;
