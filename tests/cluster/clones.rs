@@ -16,7 +16,7 @@ use transom_tests::say;
 
 use super::pod::{BOOT, DiskOf, Pod, Profile};
 use super::town::{SOON, Town};
-use super::{BUDGET, RESTRICTED, agent, idle};
+use super::{BUDGET, RESTRICTED, agent, idle, suspend};
 
 /// Statuses of the pod's errors.
 const DISK: i32 = 73;
@@ -66,7 +66,14 @@ const FIRST: Profile = Profile {
     name: "first",
     last: 18,
     disk: DiskOf::Base,
-    words: &["NETWORK=user", "USER_PORTS=2222", "DISK_TYPE=blk", agent::HEARS, READY],
+    words: &[
+        "NETWORK=user",
+        "USER_PORTS=2222",
+        "DISK_TYPE=blk",
+        agent::HEARS,
+        READY,
+        suspend::WORD,
+    ],
     ..RESTRICTED
 };
 const SECOND: Profile = Profile {
@@ -148,6 +155,14 @@ pub(crate) fn share_a_memory() -> anyhow::Result<()> {
     reads(&town, &first, FIRST.name)?;
     stops(&mut second)?;
     stops(&mut first)?;
+    ensure!(first.log().contains("Windows is suspended"), "{}", first.log());
+    // It continues where it was itself.
+    first.again(NOTHING)?;
+    first.says("Windows continues where it was suspended", 1, SOON)?;
+    ensure!(first.guest(&town, MEMORY)? == before, "another memory: {}", first.log());
+    reads(&town, &first, FIRST.name)?;
+    kills(&first)?;
+    first.ends(BUDGET)?;
     // From now on it has a disk of its own.
     first.again(NOTHING)?;
     first.says("the guest serves", 1, BOOT)?;
@@ -189,8 +204,7 @@ fn keeps_a_memory(town: &Town) -> anyhow::Result<String> {
 /// Kills an ephemeral pod. Neither the disk nor the firmware's variables are kept.
 fn leaves_nothing(pod: &Pod) -> anyhow::Result<()> {
     ensure!(pod.said("Secure Boot: enabled") == 1, "Secure Boot is off");
-    let first = i32::try_from(pod.processes()?[0])?;
-    kill_process(Pid::from_raw(first).context("a number")?, Signal::KILL)?;
+    kills(pod)?;
     let firmware = lab::asset("OVMF_CODE_12")?;
     let kept = fs::read(pod.volume.join("windows_secure.vars"))?;
     let new = fs::read(firmware.with_file_name("OVMF_VARS_4M.ms.fd"))?;
@@ -254,6 +268,11 @@ fn reads(town: &Town, pod: &Pod, text: &str) -> anyhow::Result<()> {
         ensure!(said.trim() == "same", "at {at} MiB: {said}");
     }
     Ok(())
+}
+
+fn kills(pod: &Pod) -> anyhow::Result<()> {
+    let first = i32::try_from(pod.processes()?[0])?;
+    Ok(kill_process(Pid::from_raw(first).context("a number")?, Signal::KILL)?)
 }
 
 fn stops(pod: &mut Pod) -> anyhow::Result<()> {
