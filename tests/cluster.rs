@@ -39,11 +39,14 @@ const BUDGET: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
     let tests = vec![
-        Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side),
+        Test::new("a_restricted_pod_serves", restricted),
+        Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side).thorough(),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
         Test::new("pods_share_a_base", clones::share_a_base),
         Test::new("pods_go_on_in_one_memory", clones::share_a_memory),
-        Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served),
+        // Pods over a base sleep, too.
+        Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served)
+            .thorough(),
         Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
     ];
     Suite { lab: Lab { mib: 4096, seconds: 1800, assets: ASSETS }, tests }.main()
@@ -109,6 +112,22 @@ const COMPATIBLE: Profile = Profile {
     words: &["VNC_PORT=5900", "HOST=EVE", "DISK_TYPE=nvme", agent::HEARS],
 };
 
+fn restricted() -> anyhow::Result<()> {
+    let (town, guest) = (Town::new()?, "ADA");
+    let mut pod = Pod::start(&town, &RESTRICTED)?;
+    serves(&town, &RESTRICTED, &mut pod, guest).with_context(|| pod.log())?;
+    timed(&mut pod, "the agent", |pod| agent::serves(&town, pod))?;
+    goes_on_and_stops(&town, &mut pod, guest)
+}
+
+/// The pod is suspended and continued.
+fn goes_on_and_stops(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
+    // In the user-mode network, connections are the pod's.
+    suspend::continues(town, pod, guest, false).with_context(|| pod.log())?;
+    timed(pod, "the agent after a suspension", |pod| suspend::knows_the_time(town, pod))?;
+    stops(pod, BY_AGENT)
+}
+
 fn side_by_side() -> anyhow::Result<()> {
     let town = Town::new()?;
     let mut pods = [(RESTRICTED, "ADA"), (COMPATIBLE, "EVE")].map(|(profile, guest)| {
@@ -131,10 +150,7 @@ fn side_by_side() -> anyhow::Result<()> {
     timed(&mut pod, "another agent", |pod| agent::comes_again(&town, pod))?;
     restarts(&town, &mut pod, guest).with_context(|| pod.log())?;
     timed(&mut pod, "the agent after a new start", agent::is_back)?;
-    // In the user-mode network, connections are the pod's.
-    suspend::continues(&town, &mut pod, guest, false).with_context(|| pod.log())?;
-    timed(&mut pod, "the agent after a suspension", |pod| suspend::knows_the_time(&town, pod))?;
-    stops(&mut pod, BY_AGENT)
+    goes_on_and_stops(&town, &mut pod, guest)
 }
 
 fn with_a_tap() -> anyhow::Result<()> {

@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     let sata = |stock: &Stock| boots_from("ahci-disk", stock);
     // `tries_disks_in_order` covers all kinds of disks.
     tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
-    tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio));
+    tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio).thorough());
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_boot_order", scsi));
     tests.push(test("12", "boots_from_sata_and_keeps_the_boot_order", sata).thorough());
     tests.push(test("13", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());

@@ -65,7 +65,7 @@ const MIB: usize = 1 << 20;
 
 /// Bytes of the large transfers. A gibibyte takes minutes on an emulated processor.
 fn large() -> usize {
-    if lab::everything() { 1024 * MIB } else { 24 * MIB }
+    if lab::everything() { 108 * MIB } else { 24 * MIB }
 }
 
 /// A tap of the host with four queues, served by our process.

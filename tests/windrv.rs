@@ -99,13 +99,26 @@ macro_rules! modes {
     )*};
 }
 
+/// The same with `TRANSOM_TESTS=all` alone: nothing in a driver depends on both of them.
+macro_rules! rare_modes {
+    ($driver:ident, $kind:ident: $($mode:ident)*) => {$(
+        #[test]
+        fn $mode() -> anyhow::Result<()> {
+            let (driver, mode) = (crate::$driver, stringify!($mode));
+            let name = format!("{}::{}::{mode}", driver.name, stringify!($kind));
+            crate::kmdf::thorough(&name, || crate::run(driver, mode, crate::Kind::$kind))
+        }
+    )*};
+}
+
 macro_rules! kinds {
     ($driver:ident) => {
         mod sectors_of_512 {
             modes!($driver, Sectors512);
         }
         mod sectors_of_4096 {
-            modes!($driver, Sectors4096);
+            modes!($driver, Sectors4096: msix4 one smp4);
+            rare_modes!($driver, Sectors4096: late4 msix1 few wire dump smp2 smp_late4);
         }
         mod read_only {
             modes!($driver, ReadOnly);

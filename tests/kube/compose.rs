@@ -29,7 +29,7 @@ pub(crate) const FILES: [&str; 9] = [
 ];
 /// Those that run by default: one whose tool reads the log, and one with the entry point of the
 /// reference image. The suite `reference` plans all of them, with their warnings.
-pub(crate) const ALWAYS: [&str; 2] = ["linoffice", "opensandbox-command"];
+pub(crate) const ALWAYS: [&str; 1] = ["linoffice"];
 /// Firmware's words. Those about an installed Windows come later; `manifests.rs` looks for them.
 const FIRMWARE: &str = "BdsDxe: ";
 /// LinOffice takes these words in the log for a broken container.
