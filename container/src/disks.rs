@@ -127,7 +127,10 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     // A blank disk beside a written one was created by mistake.
     let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
     let disk = match base {
-        Some(base) => Some(original::clone(&base, disk, own_files(number, settings, root))?),
+        Some(base) => {
+            let own = original::clone(&base, disk, own_files(number, settings, root))?;
+            Some(Disk { serial: original::serial(settings, root, &base), ..own })
+        }
         None => disk,
     };
     Ok(disk.map(|disk| FoundDisk { disk, own: true }))

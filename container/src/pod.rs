@@ -176,9 +176,9 @@ async fn run_to_end(
         both = run_in_thread("folders", move || prepare_folders(&planned)) => both?,
         status = signals.peek() => return Ok(status),
     };
-    // Meanwhile, the machine of a killed pod may have ended with its snapshot.
+    // Meanwhile, the machine of a killed pod may have ended with its snapshot, or have written.
     let suspended = suspended::find(&suspended::folder(&plan.input.settings, Path::new("/")))?;
-    let plan = match suspended.is_some() == plan.suspended {
+    let plan = match suspended.is_some() == plan.suspended && plan.clones.is_none() {
         true => plan,
         false => Arc::new(Plan::make(environment, Path::new("/"))?),
     };
@@ -349,8 +349,10 @@ impl Pod {
         let (input, folder) = (&self.plan.input, &self.runtime_folder);
         *network = Network::make(input, pairs, folder, &self.story, connector).await?;
         parts.card = network.card(settings)?;
-        if let (Network::User(user), Some(volume)) = (&*network, &self.volume) {
-            volume.keep_address(&user.address);
+        match (&*network, &self.volume) {
+            (Network::User(user), Some(volume)) => volume.keep_address(&user.address),
+            (_, Some(volume)) => volume.forget_address(),
+            (_, None) => {}
         }
         self.counters.get_or_init(|| Arc::new(Counters::of(&network)));
         if let Some(guest) = network.guest() {
@@ -464,7 +466,7 @@ impl Pod {
         let found = smm::firmware(boot)?;
         let base = original::folder(settings, Path::new("/"))?;
         if self.plan.clones.is_some() {
-            self.begin_anew(volume)?;
+            volume.begin_anew(settings, Path::new("/"))?;
         }
         let vars = match self.suspended() {
             // They must be as they were.
@@ -476,7 +478,7 @@ impl Pod {
             false => vars,
         };
         if let (Some(_), Some(base)) = (&self.plan.clones, &base) {
-            volume.take_time_of_vars(boot, base, &vars)?;
+            volume.take_over(settings, base, &vars)?;
         }
         volume.save_boot_mode(boot)?;
         (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
@@ -508,20 +510,6 @@ impl Pod {
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
-        Ok(())
-    }
-
-    /// Removes what an interrupted start of a clone has left, which may have another size or may
-    /// have changed. Nothing was written to its disk.
-    fn begin_anew(&self, volume: &Volume) -> anyhow::Result<()> {
-        let settings = &self.plan.input.settings;
-        fs::remove_file(volume.kept_vars(settings.machine.boot)).ok();
-        match disks::find(0, settings, Path::new("/"))? {
-            Some(found) if original::is_new(settings, &found.disk) => {
-                fs::remove_file(&found.disk.path).ok();
-            }
-            _ => {}
-        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use host::disk::qcow2;
+use host::disk::{Config, qcow2};
 use vmm::control::snapshot::MACHINE;
 
 use super::{Disk, below};
@@ -53,17 +53,25 @@ pub fn folder(settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf
 /// The memory with which a machine over this base goes on, instead of booting: the base is the
 /// folder of a snapshot with memory, and `disk`, the machine's own, has not been written yet.
 pub fn memory(settings: &Settings, root: &Path, disk: &Disk) -> anyhow::Result<Option<PathBuf>> {
-    let Some(named) = &settings.storage.base else { return Ok(None) };
+    let Some(named) = settings.storage.base.as_ref().filter(|_| is_new(settings, disk)) else {
+        return Ok(None);
+    };
     let memory = below(root, named).join(MEMORY);
     let found = if_there(fs::metadata(memory.join(MACHINE))).map_err(|error| {
         memory_failure(&memory, &format!("{error}: run as the user that took the snapshot"))
     })?;
-    let is_file = found.is_some_and(|found| found.is_file());
-    Ok((is_file && is_new(settings, disk)).then_some(memory))
+    Ok(found.is_some_and(|found| found.is_file()).then_some(memory))
+}
+
+/// The serial number of a disk over a base with memory, whose guest knows that of its own disk.
+pub fn serial(settings: &Settings, root: &Path, base: &Disk) -> Option<String> {
+    let memory = below(root, settings.storage.base.as_ref()?).join(MEMORY);
+    let name = base.path.file_name().filter(|_| memory.join(MACHINE).is_file())?;
+    Config::new(settings.storage.folder.join(name)).serial().ok()
 }
 
 /// Whether a machine has not written to its own disk over the base yet.
-pub fn is_new(settings: &Settings, disk: &Disk) -> bool {
+fn is_new(settings: &Settings, disk: &Disk) -> bool {
     settings.disk.ephemeral || !disk.path.exists() || {
         File::open(&disk.path).and_then(|file| qcow2::is_empty_over(&file)).unwrap_or(false)
     }

@@ -26,6 +26,11 @@ pub(super) fn find(
         input.warnings.extend(note);
         let volume = below(root, &input.settings.storage.folder);
         kept::recall_address(input, &volume);
+        let network = &mut input.settings.network;
+        if network.kept.is_some() && !network.dhcp && !input.names.contains("NETWORK") {
+            // It was in user mode, which its guest still has.
+            network.kind = NetworkKind::User;
+        }
         return Ok((true, None));
     }
     let disk = disk.as_ref().filter(|_| matches!(source, Source::Disk(_)));
@@ -34,6 +39,10 @@ pub(super) fn find(
         return Ok((false, None));
     };
     let failure = |why: &str| original::memory_failure(&memory, why);
+    let below = disk.base();
+    if let (true, true, Some(base)) = (input.settings.disk.ephemeral, disk.path.exists(), &below) {
+        return Err(original::unused(base, &disk.path));
+    }
     let network = &mut input.settings.network;
     if network.kind == NetworkKind::Nat {
         // The guest knows addresses that the tap does not let through.
@@ -49,7 +58,6 @@ pub(super) fn find(
     if input.settings.machine.clear {
         return Err(failure("CLEAR=Y resets its firmware"));
     }
-    let below = disk.base();
     if below.as_ref().is_some_and(original::is_over) {
         return Err(failure("its disk is itself over another base"));
     }
@@ -59,5 +67,12 @@ pub(super) fn find(
     // The guest knows the size of its disk.
     sizes.disk = below.and_then(|below| below.length()).unwrap_or(0);
     kept::recall_address(input, memory.parent().unwrap_or(&memory));
+    let network = &input.settings.network;
+    if network.kind == NetworkKind::User && network.kept.is_none() && !input.names.contains("IP") {
+        return Err(failure(
+            "no address of its guest is there: take the snapshot in a machine with NETWORK=user \
+             and with this APP, or set IP to the address that the guest has",
+        ));
+    }
     Ok((false, Some(memory)))
 }

@@ -344,8 +344,15 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
     assert!(plan(&[]).unwrap().clones.is_some());
     file.write_all_at(&[1], 3 << 16).unwrap();
     assert_eq!(plan(&[]).unwrap().clones, None);
+    let error = plan(&[("EPHEMERAL", "Y")]).unwrap_err();
+    assert_eq!(Status::of(&error), Status::Disk, "{error}");
     fs::remove_file(at("storage/data.qcow2")).unwrap();
     assert!(plan(&[("EPHEMERAL", "Y")]).unwrap().clones.is_some());
+    fs::remove_file(at("base/windows.address")).unwrap();
+    let error = plan(&[]).unwrap_err().to_string();
+    assert!(error.contains("NETWORK=user") && error.contains("IP"), "{error}");
+    assert!(plan(&[("IP", "10.1.1.2")]).unwrap().clones.is_some());
+    fs::write(at("base/windows.address"), "10.9.8.7/24 10.9.8.1\n").unwrap();
     fs::write(at("base/memory/machine.json"), "{}").unwrap();
     let error = plan(&[]).unwrap_err().to_string();
     assert!(error.contains("the first line is damaged"), "{error}");

@@ -2,6 +2,7 @@
 //! other's volumes.
 
 mod beginning;
+mod clone;
 pub mod ephemeral;
 mod removal;
 
@@ -197,14 +198,9 @@ impl Volume {
         }
     }
 
-    /// Gives a copy of the base's variables their time of change, by which memory knows them.
-    pub fn take_time_of_vars(&self, boot: Boot, base: &Path, copy: &Path) -> anyhow::Result<()> {
-        let from = Self::at(base, &self.app).firmware_file(boot, "vars");
-        let changed = fs::metadata(&from).and_then(|it| it.modified());
-        let changed = changed
-            .with_context(|| format!("{}: set BOOT_MODE as in that machine", from.display()))?;
-        let copied = File::options().write(true).open(copy);
-        copied.and_then(|it| it.set_modified(changed)).with_context(|| copy.display().to_string())
+    /// The guest is in another network than that of user mode.
+    pub fn forget_address(&self) {
+        fs::remove_file(self.file(ADDRESS)).ok();
     }
 
     /// The memory of the TPM, empty if it is new. A file with other contents is refused: swtpm

@@ -68,7 +68,9 @@ impl Volume {
         unnamed: &mut Unnamed,
     ) -> anyhow::Result<Option<Disk>> {
         let root = Path::new("/");
-        let (shown, below) = match (disks::find(number, settings, root)?, size) {
+        let found = disks::find(number, settings, root)?;
+        let known = found.as_ref().and_then(|found| found.disk.serial.clone());
+        let (shown, below) = match (found, size) {
             (Some(found), _) => match found.disk.base() {
                 Some(base) if found.disk.path.exists() => {
                     return Err(original::unused(&base, &found.disk.path));
@@ -96,9 +98,9 @@ impl Volume {
             None => qcow2::create(file, size),
         })?;
         // The guest knows its disk by this number.
-        let serial = Some(disk::Config::new(&shown).serial()?);
+        let serial = known.map_or_else(|| disk::Config::new(&shown).serial(), Ok)?;
         let base = below.map(|below| below.path);
-        Ok(Some(Disk { base, serial, ..Disk::new(path, Format::Qcow2) }))
+        Ok(Some(Disk { base, serial: Some(serial), ..Disk::new(path, Format::Qcow2) }))
     }
 
     /// A copy of the TPM's memory.
