@@ -258,7 +258,8 @@ impl Device for E1000e {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         // Another state is that of a guest which comes from elsewhere.
-        let arrives = saved != Saved::default() && self.parked.take().as_ref() != Some(&saved);
+        let parked = self.parked.take();
+        let arrives = saved != Saved::default() && parked.as_ref() != Some(&saved);
         let state: SavedState = saved.take().context("e1000e")?;
         self.port_address = state.port_address;
         lock(&self.card).restore(state.card, self.address)?;

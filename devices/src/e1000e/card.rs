@@ -144,7 +144,7 @@ impl Card {
         Ok(())
     }
 
-    /// The first address that it receives.
+    /// Its first receive address (RAL0 and RAH0).
     pub(super) fn address(&self) -> [u8; 6] {
         let [low, high] = [0, 4].map(|half| self.registers.get(RAL + half).to_le_bytes());
         [low[0], low[1], low[2], low[3], high[0], high[1]]

@@ -104,13 +104,12 @@ impl Engine {
         })
     }
 
-    /// Tells the switches where the card is now, as QEMU does. Nothing repeats it if it is lost.
+    /// Tells the switches where the card is now. Nothing repeats it if it is lost.
     pub(super) fn announce(&mut self) {
         let own = lock(&self.card).address();
         let mut frame = [&[0; HEADER_LENGTH], &EVERYBODY[..], &own, &REVERSE_ARP].concat();
-        for _ in ["sender", "target"] {
-            frame.extend([&own[..], &[0; 4]].concat());
-        }
+        // The card as the sender and as the target, without addresses of IPv4.
+        frame.extend([&own[..], &[0; 4], &own, &[0; 4]].concat());
         frame.resize(HEADER_LENGTH + SHORTEST, 0);
         let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         let bounce = &self.transmit.bounce;

@@ -273,8 +273,10 @@ struct Net {
     threads: Vec<JoinHandle<Option<Pair>>>,
     /// Enabled queues that no thread serves.
     idle: Vec<Queue>,
-    /// The link state (plugged in, MTU) when the device last stopped; `None` if it never did.
-    last_link: Option<(bool, Option<u16>)>,
+    /// The link (plugged in, MTU) that the guest knows; `None` if it knows one of another process.
+    known_link: Option<(bool, Option<u16>)>,
+    /// It has not started yet.
+    is_new: bool,
 }
 
 impl Net {
@@ -306,7 +308,8 @@ impl Net {
             kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
-            last_link: None,
+            known_link: Some((backend.link().is_up(), backend.link().mtu())),
+            is_new: true,
         })
     }
 
@@ -377,7 +380,7 @@ impl Net {
         let link = self.nic.backend.link();
         let Some(signal) = signal else {
             link.watch(None);
-            self.last_link = Some((link.is_up(), link.mtu()));
+            self.known_link = Some((link.is_up(), link.mtu()));
             return;
         };
         let (nic, notified) = (self.nic.clone(), signal.clone());
@@ -385,7 +388,7 @@ impl Net {
             nic.link_changed();
             notified.configuration();
         })));
-        if self.last_link.is_some_and(|last| last != (link.is_up(), link.mtu())) {
+        if self.known_link != Some((link.is_up(), link.mtu())) {
             self.nic.link_changed();
             signal.configuration();
         }
@@ -414,6 +417,7 @@ impl Virtio for Net {
 
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
         *self.nic.negotiated.lock().expect("no device panicked") = negotiated;
+        self.is_new = false;
         {
             let control = self.nic.control();
             self.nic.set_offloads(&control);
@@ -466,9 +470,9 @@ impl Virtio for Net {
     }
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
-        if self.last_link.is_none() && saved != Saved::default() {
-            // Its guest comes from another process, and maybe from another place of the network.
-            self.last_link = Some((false, None));
+        if self.is_new && saved != Saved::default() {
+            // The guest may come from another process, at another place of the network.
+            self.known_link = None;
         }
         let control: Control = saved.take()?;
         ensure!(control.filter.is_valid(), "a filter table with too many addresses");

@@ -365,6 +365,7 @@ fn a_guest_from_another_process_is_asked_to_announce_itself() {
     here.board.run(saved.clone()).unwrap();
     assert_eq!((driver.isr() & 2, driver.device(6)), (0, [1, 0]), "it was only paused");
     let (there, _lab, _ends) = bench(1, Offloads::default());
+    there.board.park();
     there.board.run(saved).unwrap();
     let driver = Driver::find(&there, AT);
     assert_eq!((driver.isr() & 2, driver.device(6)), (2, [3, 0]));
