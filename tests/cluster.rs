@@ -35,16 +35,17 @@ use self::town::{GIVE, MTU, OUTSIDE, OUTSIDE_6, TAKE, Town, WHO, data, six};
 
 const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12", "QEMU_IMG"];
 /// The grace period of the pods' TIMEOUT.
-const BUDGET: Duration = Duration::from_secs(90);
+const BUDGET: Duration = Duration::from_secs(180);
 
 fn main() -> ExitCode {
     let tests = vec![
         Test::new("a_restricted_pod_serves", restricted),
+        // The suite `kube` starts privileged pods, and `rehearsal` has guests that restart and end.
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side).thorough(),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
         Test::new("pods_share_a_base", clones::share_a_base),
         Test::new("pods_go_on_in_one_memory", clones::share_a_memory),
-        // Pods over a base sleep, too.
+        // A pod over a base sleeps, too, in user mode. The suite `probe` wakes a machine by a tap.
         Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served)
             .thorough(),
         Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
@@ -117,15 +118,16 @@ fn restricted() -> anyhow::Result<()> {
     let mut pod = Pod::start(&town, &RESTRICTED)?;
     serves(&town, &RESTRICTED, &mut pod, guest).with_context(|| pod.log())?;
     timed(&mut pod, "the agent", |pod| agent::serves(&town, pod))?;
-    goes_on_and_stops(&town, &mut pod, guest)
+    goes_on(&town, &mut pod, guest)?;
+    timed(&mut pod, "another agent", |pod| agent::comes_again(&town, pod))?;
+    stops(&mut pod, BY_AGENT)
 }
 
 /// The pod is suspended and continued.
-fn goes_on_and_stops(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
+fn goes_on(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
     // In the user-mode network, connections are the pod's.
     suspend::continues(town, pod, guest, false).with_context(|| pod.log())?;
-    timed(pod, "the agent after a suspension", |pod| suspend::knows_the_time(town, pod))?;
-    stops(pod, BY_AGENT)
+    timed(pod, "the agent after a suspension", |pod| suspend::knows_the_time(town, pod))
 }
 
 fn side_by_side() -> anyhow::Result<()> {
@@ -150,7 +152,8 @@ fn side_by_side() -> anyhow::Result<()> {
     timed(&mut pod, "another agent", |pod| agent::comes_again(&town, pod))?;
     restarts(&town, &mut pod, guest).with_context(|| pod.log())?;
     timed(&mut pod, "the agent after a new start", agent::is_back)?;
-    goes_on_and_stops(&town, &mut pod, guest)
+    goes_on(&town, &mut pod, guest)?;
+    stops(&mut pod, BY_AGENT)
 }
 
 fn with_a_tap() -> anyhow::Result<()> {

@@ -66,7 +66,8 @@ fn main() -> ExitCode {
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
     let sata = |stock: &Stock| boots_from("ahci-disk", stock);
-    // `tries_disks_in_order` covers all kinds of disks.
+    // `tries_disks_in_order` covers all kinds of disks, virtio-scsi below keeps the order, and the
+    // suite `cluster` boots from virtio-blk.
     tests.push(test("12", "boots_from_nvme_and_keeps_the_boot_order", nvme).thorough());
     tests.push(test("13", "boots_from_virtio_and_keeps_the_boot_order", virtio).thorough());
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_boot_order", scsi));

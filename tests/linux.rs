@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     tests.push(test("13", says, reacts_to_the_power_button));
     tests.push(test("13", "reboots_in_the_same_process", reboots_in_the_same_process));
     tests.push(test("12", "reboots_in_the_same_process", reboots_in_the_same_process).thorough());
-    // The suite `disks` covers NVMe with message interrupts, and `inbox` with a line.
+    // The suite `disks` covers NVMe with message interrupts, and `usb` a line through KVM.
     let wire = "keeps_files_on_nvme_with_an_interrupt_line";
     tests.push(test("13", wire, keeps_files_on_nvme_with_an_interrupt_line).thorough());
     tests.push(test("12", wire, keeps_files_on_nvme_with_an_interrupt_line).thorough());

@@ -43,7 +43,8 @@ fn main() -> ExitCode {
     let plain = Case { words: &[PLAIN], ..mounted(CLIENT, "nvme", true) };
     let tests = vec![
         of("a_pod_installs_to_scsi", downloaded(CLIENT, "scsi", &[Fault::Reset(60)])),
-        Test::new("the_medium_asks_for_a_key", direct::asks),
+        // The suite `cluster` has a medium that asks for a key, too.
+        Test::new("the_medium_asks_for_a_key", direct::asks).thorough(),
         // `a_pod_installs_to_scsi` goes this way, and further.
         Test::new("try_shows_an_installation", tour::installs).thorough(),
         of("a_pod_installs_a_server", downloaded(SERVER, "nvme", &[])).thorough(),

@@ -33,7 +33,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// The exit status of a machine that has moved.
 const MOVED: i32 = 79;
 /// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
-const SNAPSHOTS: [u32; 2] = [8, 200];
+const SNAPSHOTS: [u32; 2] = [6, 200];
 /// Clones that run at the same time, and with `TRANSOM_TESTS=all`; and the time that they may take.
 const CLONES: [usize; 2] = [10, 50];
 const TOGETHER: Duration = Duration::from_secs(60);
@@ -77,11 +77,13 @@ fn main() -> ExitCode {
     };
     let firmware = |name: &str, smm| Test::new(name, move || firmware_goes_on(smm));
     let tests = vec![
+        // The next one does the same with more of the machine.
         firmware("firmware_goes_on_from_snapshots_while_it_boots", false).thorough(),
         firmware("firmware_with_smm_goes_on_from_snapshots", true),
         linux("linux_13_goes_on_from_snapshots_under_load", "_GENERIC_13"),
         Test::new("linux_13_goes_on_many_times", linux_goes_on_many_times),
         connection("linux_13_keeps_a_connection_over_moves_to_other_hosts", "virtio-net"),
+        // A unit test of the card finds its announcement.
         connection("linux_13_keeps_a_connection_of_intels_card", "e1000e").thorough(),
         linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),
     ];

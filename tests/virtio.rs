@@ -49,7 +49,8 @@ fn main() -> ExitCode {
             test(release, "talks_through_a_named_port", talks_through_a_named_port),
             test(release, "shares_its_clipboard_with_viewers", clipboard::is_shared_with_viewers),
             test(release, "reports_free_memory", reports_free_memory),
-            test(release, "returns_memory_and_reclaims_it", gives_memory_back),
+            // Windows' driver inflates and deflates the balloon in the suite `windrv`.
+            test(release, "returns_memory_and_reclaims_it", gives_memory_back).thorough(),
         ];
         tests.extend(of_it.map(|it| if release == RELEASES[0] { it.thorough() } else { it }));
     }

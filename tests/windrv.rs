@@ -99,7 +99,8 @@ macro_rules! modes {
     )*};
 }
 
-/// The same with `TRANSOM_TESTS=all` alone: nothing in a driver depends on both of them.
+/// The same with `TRANSOM_TESTS=all` alone: nothing in a driver depends on the mode and on the size
+/// of sectors together.
 macro_rules! rare_modes {
     ($driver:ident, $kind:ident: $($mode:ident)*) => {$(
         #[test]

@@ -71,7 +71,7 @@ const WORDS: [&str; 13] = [
     "USERNAME=ada",
     "PASSWORD=a long word",
     "HOST_PORTS=7149",
-    "TIMEOUT=90",
+    "TIMEOUT=180",
     "LOG_FORMAT=text",
 ];
 /// Owner of the volume, and user of pods without root.

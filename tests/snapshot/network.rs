@@ -26,7 +26,7 @@ const OURS: &str = "52:54:00:00:09:01";
 const ECHO: u16 = 7;
 /// A host takes a guest here.
 const ARRIVALS: u16 = 4444;
-/// Without an announcement, the switch would look for the guest at the old host, for minutes.
+/// Without an announcement, the switch would look for a silent guest at the old host, for minutes.
 const GAP: Duration = Duration::from_secs(15);
 
 /// The guest sends nothing on its own: it has no IPv6, and knows our address for ever.
@@ -152,7 +152,7 @@ fn connects() -> anyhow::Result<TcpStream> {
         sleep(Duration::from_millis(100));
     };
     line.set_nodelay(true)?;
-    line.set_read_timeout(Some(GAP))?;
+    line.set_read_timeout(Some(SOON))?;
     Ok(line)
 }
 

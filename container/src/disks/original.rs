@@ -250,6 +250,17 @@ mod test {
     }
 
     #[test]
+    fn a_guest_in_memory_knows_the_serial_number_of_its_own_disk() {
+        let (root, settings) = root();
+        let serial = || disks::find(0, &settings, root.path()).unwrap().unwrap().disk.serial;
+        assert_eq!(serial(), None);
+        fs::create_dir(root.path().join("base").join(MEMORY)).unwrap();
+        fs::write(root.path().join("base").join(MEMORY).join(MACHINE), "{}").unwrap();
+        let own = Config::new(settings.storage.folder.join("data.img")).serial().unwrap();
+        assert_eq!(serial(), Some(own));
+    }
+
+    #[test]
     fn a_base_that_changed_is_refused() {
         let (root, settings) = root();
         let disk = disks::find(0, &settings, root.path()).unwrap().unwrap().disk;

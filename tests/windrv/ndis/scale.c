@@ -11,7 +11,7 @@ enum {
     SHORTEST_PAYLOAD = 16
 };
 enum { FIRST_PORT = 2000, PEER_PORT = 80, LOSS_MICROSECONDS = 20000, SETTLE_MICROSECONDS = 20000 };
-enum { FOLLOW_UP_MICROSECONDS = 200000, FOLLOW_UPS = 100 };
+enum { FOLLOW_UP_MICROSECONDS = 200000, FOLLOW_UPS = 20 };
 enum { IPV4_TYPE = 0x0800, IPV6_TYPE = 0x86dd, UDP_PROTOCOL = 17 };
 
 typedef struct {
@@ -192,6 +192,14 @@ static int is_idle(u64 *since, u64 limit)
     return microseconds() - *since > limit;
 }
 
+/* How long a processor waits for its packets before it gives them up, or sends one more. */
+static u64 patience(void)
+{
+    if (load.loses)
+        return LOSS_MICROSECONDS;
+    return load.follow_ups < FOLLOW_UPS ? FOLLOW_UP_MICROSECONDS : 20 * SECONDS;
+}
+
 /* The driver moves packets that it has under way from the queues of processors to others when its
  * table changes (ParaNdis_ResetRxClassification), and looks there only when more packets come. */
 static int follow_up(u32 me, u32 number, u64 *since)
@@ -207,7 +215,7 @@ static int follow_up(u32 me, u32 number, u64 *since)
 void load_send(void)
 {
     u32 me = this_processor(), count = load.count, depth = load.alone ? 1 : DEPTH;
-    u64 since = microseconds(), loss = load.loses ? LOSS_MICROSECONDS : FOLLOW_UP_MICROSECONDS;
+    u64 since = microseconds();
     if (load.alone && me != load.sender)
         return;
     for (u32 number = 0; (load.disturbs ? !load.over : number < count) || in_flight[me];) {
@@ -215,7 +223,8 @@ void load_send(void)
             send_one(me, number++ % 0x10000);
         if (!load.disturbs && is_idle(&since, 20 * SECONDS))
             break;
-        if (load.disturbs && is_idle(&since, loss) && !follow_up(me, number++ % 0x10000, &since))
+        if (load.disturbs && is_idle(&since, patience()) &&
+            !follow_up(me, number++ % 0x10000, &since))
             give_up(me);
     }
 }
