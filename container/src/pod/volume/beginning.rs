@@ -76,11 +76,15 @@ impl Volume {
 
 /// Fails if another machine uses the disk. The lock lasts as long as the file.
 fn lock_disk(found: &Found) -> anyhow::Result<Option<File>> {
-    let Some(path) = found.disk.as_ref().filter(|_| found.own) else { return Ok(None) };
+    found.disk.as_deref().filter(|_| found.own).map(locked).transpose()
+}
+
+/// Opens and locks a disk. Fails if another machine uses it.
+pub(super) fn locked(path: &Path) -> anyhow::Result<File> {
     let file = files::open(path, File::options().read(true).write(true));
     let file = file.with_context(|| path.display().to_string())?;
     lock::exclusive(&file, path)?;
-    Ok(Some(file))
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! Prepares the volume of a clone, which goes on from the memory of its base.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::path::Path;
 
 use ::host::disk::qcow2;
-use ::host::lock;
 use anyhow::Context as _;
 
 use super::Volume;
+use super::beginning::locked;
 use crate::disks::{self, Disk, original};
-use crate::files;
 use crate::settings::value::Value as _;
 use crate::settings::{Boot, Settings};
+use crate::snapshots::if_there;
 use crate::status::{Failure, Status};
 
 impl Volume {
@@ -38,9 +37,9 @@ impl Volume {
     fn remove_vars(&self, boot: Boot) -> anyhow::Result<()> {
         loop {
             let path = self.kept_vars(boot);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                removed => removed.with_context(|| path.display().to_string())?,
+            let removed = if_there(fs::remove_file(&path));
+            if removed.with_context(|| path.display().to_string())?.is_none() {
+                return Ok(());
             }
         }
     }
@@ -67,11 +66,8 @@ impl Volume {
 
 /// Locks a disk that nothing was written to.
 fn lock_empty(disk: &Disk) -> anyhow::Result<File> {
-    let shown = || disk.path.display().to_string();
-    let file = files::open(&disk.path, File::options().read(true).write(true));
-    let file = file.with_context(shown)?;
-    lock::exclusive(&file, &disk.path)?;
-    match qcow2::is_empty_over(&file).with_context(shown)? {
+    let file = locked(&disk.path)?;
+    match qcow2::is_empty_over(&file).with_context(|| disk.path.display().to_string())? {
         true => Ok(file),
         false => {
             let sentence = "its guest has written to it just now: start the pod again";
@@ -85,6 +81,7 @@ mod test {
     use std::os::unix::fs::FileExt as _;
 
     use host::disk::Format;
+    use host::lock;
 
     use super::*;
 
