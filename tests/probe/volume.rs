@@ -14,10 +14,12 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, connect, findings, finish, not_run, report, vmm};
-use vmm::control;
+use vmm::control::snapshot::save;
+use vmm::control::{self, Then};
 
 use crate::crash::{KILLS_PER_IMAGE, Recorded, kills};
 use crate::runs_here;
+use crate::snapshot::Machine;
 
 const MIB: u64 = 1 << 20;
 /// The size of a volume, and of the disk's part with the records, which fits an otherwise empty
@@ -303,5 +305,33 @@ fn a_file_size_limit_is_an_error_for_the_guest() {
             assert_eq!(ended.stderr.matches("File too large").count(), 1, "{}", ended.stderr);
             assert!(!ended.stderr.contains("full"), "{name}: {}", ended.stderr);
         }
+    }
+}
+
+/// With no room at all, and with room for a part of it.
+#[test]
+fn a_snapshot_without_room_leaves_nothing_and_its_machine_goes_on() {
+    let test = "a_snapshot_without_room_leaves_nothing_and_its_machine_goes_on";
+    if !runs_here(test) || !mounts_here(test) {
+        return;
+    }
+    for (mount, room) in [(TMPFS, 0), (EXT4, 0), (TMPFS, 128 << 10), (EXT4, 128 << 10)] {
+        let words = ["--memory", "64M", "--cmdline", "checks=none then=triple"];
+        let mut machine = Machine::start(&words);
+        machine.running.says("transom probe", 2).expect("resets");
+        let volume = Volume::new(mount).expect("a volume");
+        volume.fill();
+        volume.release(room);
+        let dir = volume.place.join("saved");
+        let mut client = connect(&machine.control()).expect("control");
+        let error = save(&mut client, &dir, Then::Quit, None).expect_err("there is no room");
+        assert!(format!("{error:#}").contains("No space left on device"), "{mount}: {error:#}");
+        assert!(!dir.exists(), "{mount}: the rest of a snapshot that was given up");
+        let resets = machine.running.stdout.text().matches("transom probe").count();
+        machine.running.says("transom probe", resets + 2).expect("it continues");
+        let dir = machine.save(Then::Quit).expect("a snapshot elsewhere");
+        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+        machine.restore(&dir, &[], "");
+        machine.running.says("transom probe", 1).expect("it goes on");
     }
 }
