@@ -232,8 +232,26 @@ impl<'a> Shelf<'a> {
             "there is no snapshot {}: `transom snapshot list` shows all",
             name.as_str()
         );
+        self.is_unused(name)?;
         self.rename(&self.of(0, name), &self.part(0, name))?;
         self.discard(name)
+    }
+
+    /// Fails if a machine runs whose disk is over one of this snapshot. A damaged snapshot can
+    /// always be deleted.
+    fn is_unused(&self, name: &Name) -> anyhow::Result<()> {
+        let files = self.look(name.clone()).manifest.map_or_else(|_| Vec::new(), |it| it.files);
+        for entry in files {
+            let file = self.open(entry.volume, &Path::new(name.as_str()).join(&entry.file))?;
+            ensure!(
+                !lock::is_held(&file).with_context(|| entry.file.clone())?,
+                "the snapshot {} is in use: a machine that runs has its disk over {}, and would \
+                 lose it. Remove that machine first",
+                name.as_str(),
+                entry.file
+            );
+        }
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! Snapshots of volumes of a machine that is off, and of one that a fake pod holds.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{
     FileExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown, symlink,
 };
@@ -134,6 +134,13 @@ fn a_snapshot_has_all_disks_and_what_belongs_to_them() {
     let first = host.generation().unwrap();
     restore(host.shelf(), &name("one"), false).unwrap();
     assert_ne!(host.generation().unwrap(), first, "the guest must learn of each restore");
+    // As a machine whose disk is over it.
+    let base = host.root.path().join("storage2/windows.snapshots/one/data2.img");
+    let machine = File::open(&base).unwrap();
+    lock::shared(&machine, &base).unwrap();
+    let error = host.shelf().delete(&name("one")).unwrap_err().to_string();
+    assert!(error.contains("in use: a machine that runs has its disk over data2.img"), "{error}");
+    drop(machine);
     host.shelf().delete(&name("one")).unwrap();
     host.shelf().delete(&name("one")).unwrap_err();
     assert_eq!(host.names(SHELVES[0]), [".lock", "two"]);
