@@ -36,6 +36,7 @@ use crate::state::{self, Found, Next, Step, Wanted, name};
 use crate::status::{self, Failure, Status};
 use crate::suspended;
 
+use self::goes_on::GoesOn;
 use self::unattended::Unattended;
 
 /// Names of the user's medium, in the container's root or on the volume.
@@ -46,10 +47,8 @@ const CUSTOM: [&str; 2] = ["custom.iso", "boot.iso"];
 pub struct Plan {
     pub input: ParsedEnvironment,
     pub sizes: Sizes,
-    /// A machine is suspended on the volume, and continues.
-    pub suspended: bool,
-    /// The folder with the memory of the machine of which this one is a clone.
-    pub clones: Option<PathBuf>,
+    /// `None` if the machine boots.
+    pub goes_on: Option<GoesOn>,
     pub source: Source,
     /// The state of the volume, and the next step. `None` for the probe, which needs no volume.
     pub next: Option<Next>,
@@ -104,7 +103,7 @@ impl Plan {
         }
         let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
-        let (suspended, clones) = goes_on::find(&mut input, &mut sizes, &source, &disk, root)?;
+        let goes_on = goes_on::find(&mut input, &mut sizes, &source, &disk, root)?;
         let mut warnings = input.warnings.clone();
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
@@ -112,15 +111,27 @@ impl Plan {
             .map_err(|error| status::with(Status::Setup, error))?
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
-        if suspended {
+        if goes_on == Some(GoesOn::Suspended) {
             check_suspended(&input.settings, &source, is_new, root)?;
         }
-        let mut plan =
-            Self { input, sizes, suspended, clones, source, next, media, unattended, warnings };
+        let mut plan = Self { input, sizes, goes_on, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
         plan.check_ephemeral()?;
         machine::check(&plan.input.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
+    }
+
+    /// Whether a machine is suspended on the volume, and continues.
+    pub fn is_suspended(&self) -> bool {
+        self.goes_on == Some(GoesOn::Suspended)
+    }
+
+    /// The folder with the memory of the machine of which this one is a clone.
+    pub fn cloned(&self) -> Option<&Path> {
+        match &self.goes_on {
+            Some(GoesOn::Clone(memory)) => Some(memory),
+            _ => None,
+        }
     }
 
     /// An installation of an ephemeral machine would be lost.
@@ -396,11 +407,12 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
     writeln!(text, "runs: {}", plan.description()).expect("a string takes all");
-    if plan.suspended {
-        writeln!(text, "continues: the machine is suspended").expect("a string takes all");
-    }
-    if plan.clones.is_some() {
-        writeln!(text, "continues: the machine of BASE").expect("a string takes all");
+    if let Some(goes_on) = &plan.goes_on {
+        let machine = match goes_on {
+            GoesOn::Suspended => "the machine is suspended",
+            GoesOn::Clone(_) => "the machine of BASE",
+        };
+        writeln!(text, "continues: {machine}").expect("a string takes all");
     }
     if let Some(next) = &plan.next {
         writeln!(text, "because: {}", next.step.reason()).expect("a string takes all");
@@ -456,8 +468,8 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
                 "memory": plan.sizes.memory,
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
-                "suspended": plan.suspended,
-                "clones": plan.clones,
+                "suspended": plan.is_suspended(),
+                "clones": plan.cloned(),
                 "source": { "kind": kind, "is": plan.description() },
                 "step": plan.next.as_ref().map(|next| next.step.json()),
                 "medium": plan.media.as_ref().map(medium_json),

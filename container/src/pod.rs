@@ -178,7 +178,7 @@ async fn run_to_end(
     };
     // Meanwhile, the machine of a killed pod may have ended with its snapshot, or have written.
     let suspended = suspended::find(&suspended::folder(&plan.input.settings, Path::new("/")))?;
-    let plan = match suspended.is_some() == plan.suspended && plan.clones.is_none() {
+    let plan = match suspended.is_some() == plan.is_suspended() && plan.cloned().is_none() {
         true => plan,
         false => Arc::new(Plan::make(environment, Path::new("/"))?),
     };
@@ -312,7 +312,7 @@ impl Pod {
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
         let suspend_folder = SuspendFolder::prepare(&plan, Path::new("/"))?;
-        if let (Some(folder), Some(memory)) = (&suspend_folder, &plan.clones) {
+        if let (Some(folder), Some(memory)) = (&suspend_folder, plan.cloned()) {
             folder.count_memory(memory);
         }
         Ok(Self {
@@ -439,7 +439,7 @@ impl Pod {
             ..Parts::default()
         };
         parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
-        let clones = self.plan.clones.as_deref().map(clone);
+        let clones = self.plan.cloned().map(clone);
         parts.restore = self.suspended().and_then(SuspendFolder::restore).or(clones);
         if parts.restore.is_some() {
             parts.control = self.runtime_folder.waking();
@@ -465,7 +465,7 @@ impl Pod {
         parts.identity.uuid = volume.uuid()?;
         let found = smm::firmware(boot)?;
         let base = original::folder(settings, Path::new("/"))?;
-        if self.plan.clones.is_some() {
+        if self.plan.cloned().is_some() {
             volume.begin_anew(settings, Path::new("/"))?;
         }
         let vars = match self.suspended() {
@@ -477,7 +477,7 @@ impl Pod {
             true => volume.ephemeral_copy(&vars, &mut parts.unnamed)?,
             false => vars,
         };
-        if let (Some(_), Some(base)) = (&self.plan.clones, &base) {
+        if let (Some(_), Some(base)) = (self.plan.cloned(), &base) {
             volume.take_over(settings, base, &vars)?;
         }
         volume.save_boot_mode(boot)?;

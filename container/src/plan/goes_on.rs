@@ -12,15 +12,23 @@ use crate::settings::settle::Sizes;
 use crate::source::Source;
 use crate::suspended;
 
-/// Whether a machine is suspended on the volume; or the folder with the memory of the machine of
-/// which this one is a clone. It keeps what its guest knows: its sizes, and its address.
+/// A machine that does not boot, but goes on in memory that was saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GoesOn {
+    /// It is suspended on the volume.
+    Suspended,
+    /// It is a clone of the machine whose memory is in this folder.
+    Clone(PathBuf),
+}
+
+/// Whether the machine goes on. It keeps what its guest knows: its sizes, and its address.
 pub(super) fn find(
     input: &mut ParsedEnvironment,
     sizes: &mut Sizes,
     source: &Source,
     disk: &Option<FoundDisk>,
     root: &Path,
-) -> anyhow::Result<(bool, Option<PathBuf>)> {
+) -> anyhow::Result<Option<GoesOn>> {
     if let Some(machine) = suspended::find(&suspended::folder(&input.settings, root))? {
         let note = suspended::keep_sizes(sizes, &machine, "the suspended machine");
         input.warnings.extend(note);
@@ -31,13 +39,11 @@ pub(super) fn find(
             // It was in user mode, which its guest still has.
             network.kind = NetworkKind::User;
         }
-        return Ok((true, None));
+        return Ok(Some(GoesOn::Suspended));
     }
     let disk = disk.as_ref().filter(|_| matches!(source, Source::Disk(_)));
-    let Some(disk) = disk.map(|found| &found.disk) else { return Ok((false, None)) };
-    let Some(memory) = original::memory(&input.settings, root, disk)? else {
-        return Ok((false, None));
-    };
+    let Some(disk) = disk.map(|found| &found.disk) else { return Ok(None) };
+    let Some(memory) = original::memory(&input.settings, root, disk)? else { return Ok(None) };
     let failure = |why: &str| original::memory_failure(&memory, why);
     let below = disk.base();
     if let (true, true, Some(base)) = (input.settings.disk.ephemeral, disk.path.exists(), &below) {
@@ -74,5 +80,5 @@ pub(super) fn find(
              and with this APP, or set IP to the address that the guest has",
         ));
     }
-    Ok((false, Some(memory)))
+    Ok(Some(GoesOn::Clone(memory)))
 }

@@ -322,7 +322,7 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
         Plan::make(&environment, root.path())
     };
     let first = plan(&[]).unwrap();
-    assert_eq!(first.clones, Some(at("base/memory")));
+    assert_eq!(first.cloned(), Some(&*at("base/memory")));
     let network = &first.input.settings.network;
     assert_eq!((first.sizes.processors, first.sizes.memory, first.sizes.disk), (3, 2 << 30, 4096));
     assert_eq!(network.kind, NetworkKind::User);
@@ -335,23 +335,23 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
         assert!(said.contains(&format!("{name}={value}")) && said.contains("BASE="), "{said}");
     }
     // The disk itself, without the memory.
-    assert_eq!(plan(&[("BASE", "/base/data.img")]).unwrap().clones, None);
+    assert_eq!(plan(&[("BASE", "/base/data.img")]).unwrap().cloned(), None);
     // A disk that nothing was written to, one that its guest has used, and writes that are lost.
     let mut options = File::options();
     let options = options.read(true).write(true).create_new(true);
     let file = options.open(at("storage/data.qcow2")).unwrap();
     qcow2::create_over(&file, 1 << 20, Path::new("/base/data.img"), Format::Raw).unwrap();
-    assert!(plan(&[]).unwrap().clones.is_some());
+    assert!(plan(&[]).unwrap().cloned().is_some());
     file.write_all_at(&[1], 3 << 16).unwrap();
-    assert_eq!(plan(&[]).unwrap().clones, None);
+    assert_eq!(plan(&[]).unwrap().cloned(), None);
     let error = plan(&[("EPHEMERAL", "Y")]).unwrap_err();
     assert_eq!(Status::of(&error), Status::Disk, "{error}");
     fs::remove_file(at("storage/data.qcow2")).unwrap();
-    assert!(plan(&[("EPHEMERAL", "Y")]).unwrap().clones.is_some());
+    assert!(plan(&[("EPHEMERAL", "Y")]).unwrap().cloned().is_some());
     fs::remove_file(at("base/windows.address")).unwrap();
     let error = plan(&[]).unwrap_err().to_string();
     assert!(error.contains("NETWORK=user") && error.contains("IP"), "{error}");
-    assert!(plan(&[("IP", "10.1.1.2")]).unwrap().clones.is_some());
+    assert!(plan(&[("IP", "10.1.1.2")]).unwrap().cloned().is_some());
     fs::write(at("base/windows.address"), "10.9.8.7/24 10.9.8.1\n").unwrap();
     fs::write(at("base/memory/machine.json"), "{}").unwrap();
     let error = plan(&[]).unwrap_err().to_string();

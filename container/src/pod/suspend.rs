@@ -75,10 +75,12 @@ impl SuspendFolder {
             return Ok(None);
         }
         let obstacle = match (Self::open(&path), &plan.source) {
-            (Ok(folder), _) if folder.continues != plan.suspended => return Err(in_use(&path)),
+            (Ok(folder), _) if folder.continues != plan.is_suspended() => {
+                return Err(in_use(&path));
+            }
             (Ok(folder), _) if folder.continues => return Ok(Some(folder)),
             (Err(error), _) if Status::of(&error) == Status::State => return Err(error),
-            (Err(error), _) if plan.suspended => {
+            (Err(error), _) if plan.is_suspended() => {
                 return Err(suspended::failure(&path, &format!("{error:#}")));
             }
             _ if !wanted => {

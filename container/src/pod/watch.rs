@@ -130,7 +130,7 @@ impl Pod {
     /// Waits until a suspended machine or a clone is restored, and lets its guest continue.
     async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
         let suspended = self.suspended();
-        if suspended.is_none() && self.plan.clones.is_none() {
+        if suspended.is_none() && self.plan.cloned().is_none() {
             return Ok(Start::Fresh);
         }
         let waking = self.runtime_folder.waking();
@@ -169,14 +169,14 @@ impl Pod {
 
     fn continues_where(&self) -> String {
         let app = self.plan.name();
-        match self.plan.clones {
+        match self.plan.cloned() {
             Some(_) => format!("{app} continues where the machine of BASE was"),
             None => format!("{app} continues where it was suspended"),
         }
     }
 
     fn does_not_continue(&self, why: &str) -> anyhow::Error {
-        match (self.suspended(), &self.plan.clones) {
+        match (self.suspended(), self.plan.cloned()) {
             (Some(folder), _) => folder.failure(why),
             (None, Some(memory)) => original::memory_failure(memory, why),
             (None, None) => anyhow::anyhow!("{why}"),

@@ -35,8 +35,7 @@ fn guarded_in(
     let plan = Plan {
         input,
         sizes,
-        suspended: false,
-        clones: None,
+        goes_on: None,
         source,
         next: None,
         media: None,
@@ -115,17 +114,7 @@ fn plan(folder: &Path, words: &[(&str, &str)], step: Step) -> Plan {
     let source = Source::Medium("/custom.iso".into());
     let next = Some(Next { found: Found::look(folder, "windows", None), step, base: None });
     let (sizes, warnings) = (Sizes::default(), Vec::new());
-    Plan {
-        input,
-        sizes,
-        suspended: false,
-        clones: None,
-        source,
-        next,
-        media: None,
-        unattended,
-        warnings,
-    }
+    Plan { input, sizes, goes_on: None, source, next, media: None, unattended, warnings }
 }
 
 #[test]
