@@ -120,7 +120,46 @@ pub fn finish(shelf: &Shelf) -> anyhow::Result<()> {
         let (disk, path) = (disk.display(), path.display());
         return Err(fail(format!("{disk} has been changed since it began ({path}): {OUT}")));
     }
+    if let Some(lost) = lost(shelf, &journal)? {
+        let (lost, path) = (lost.display(), journal_path(shelf));
+        let sentence = format!(
+            "{lost} is not restored, and its copy is gone: attach the volumes of all disks, or {OUT} \
+             ({})",
+            path.display()
+        );
+        return Err(fail(sentence));
+    }
     complete(shelf, &journal)
+}
+
+/// A file of the snapshot that is neither in its place nor staged, as if its volume were not
+/// attached. The other files would be restored alone.
+fn lost(shelf: &Shelf, journal: &Journal) -> anyhow::Result<Option<PathBuf>> {
+    let is_there = |path: PathBuf| {
+        let found = if_there(shelf.hold(&path)).and_then(|held| held.map_or(Ok(false), exists));
+        found.with_context(|| path.display().to_string())
+    };
+    let disks = disks(shelf)?;
+    let Manifest { files, kind, .. } = &journal.manifest;
+    for Entry { volume, file, bytes, changed } in files {
+        let staged = shelf.folder(*volume).join(STAGED).join(file);
+        let path = shelf.volume(*volume).join(file);
+        // Some file systems keep whole seconds.
+        let is_right = |it: &Entry| {
+            (it.volume, &it.file, it.bytes, it.changed.0) == (*volume, file, *bytes, changed.0)
+        };
+        let is_restored = match is_disk(shelf, *volume, file) {
+            true => disks.iter().any(is_right),
+            false => is_there(path.clone())?,
+        };
+        if !is_restored && !is_there(staged)? {
+            return Ok(Some(path));
+        }
+    }
+    let sleeper = suspended::folder(shelf.settings, shelf.root).join(MACHINE);
+    let staged = shelf.folder(0).join(STAGED).join(MACHINE);
+    let is_lost = *kind == Kind::Memory && !is_there(staged)? && !is_there(sleeper.clone())?;
+    Ok(is_lost.then_some(sleeper))
 }
 
 /// The caller has the disks' locks, too.

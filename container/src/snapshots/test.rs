@@ -286,6 +286,34 @@ fn a_restore_that_is_killed_anywhere_is_finished_or_undone() {
     assert!(counts[0] >= 3 && counts[1] >= 8, "{counts:?}");
 }
 
+/// As by a command in a container that has only the first volume, or after the copies were removed.
+#[test]
+fn a_restore_is_finished_with_all_disks_or_not_at_all() {
+    let mut begun = 0;
+    for cut in 0.. {
+        let host = Host::new();
+        take(&host, "one").unwrap();
+        let restored = host.files();
+        host.change();
+        if !restore::test::killed(host.shelf(), &name("one"), cut) {
+            break;
+        }
+        if journal(&host.shelf()).unwrap().is_none() {
+            continue;
+        }
+        begun += 1;
+        let [second, away] = ["storage2", "away"].map(|it| host.root.path().join(it));
+        fs::rename(&second, &away).unwrap();
+        let error = format!("{:#}", recover(&host.shelf()).unwrap_err());
+        assert!(error.contains("data2.img is not restored, and its copy is gone"), "{error}");
+        assert!(journal(&host.shelf()).unwrap().is_some(), "{cut}");
+        fs::rename(&away, &second).unwrap();
+        recover(&host.shelf()).unwrap();
+        assert_eq!(host.files(), restored, "{cut}");
+    }
+    assert!(begun >= 8, "{begun}");
+}
+
 /// While a restore is finished, each disk has a name at each moment: a pod that starts would
 /// otherwise make a new one.
 #[test]
