@@ -40,7 +40,7 @@ const CHECKS: u32 = 20;
 const RETRY: Duration = Duration::from_secs(600);
 /// Pause after the machine did not answer, and after it could not be woken.
 const PAUSE: Duration = Duration::from_secs(1);
-const WAKE_PAUSE: Duration = Duration::from_secs(5);
+pub(super) const WAKE_PAUSE: Duration = Duration::from_secs(5);
 /// The kernel's unit of processor times in /proc (USER_HZ), the same on all hosts.
 const TICKS: u64 = 100;
 

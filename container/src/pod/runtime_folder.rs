@@ -96,9 +96,12 @@ impl RuntimeFolder {
         self.folder.join(WAKING)
     }
 
-    /// Lets all others reach the machine that was restored.
+    /// Lets all others reach the machine that was restored. May be called again.
     pub fn wake(&self) -> anyhow::Result<()> {
-        fs::rename(self.waking(), self.control()).context("the control socket")
+        match fs::rename(self.waking(), self.control()) {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.control().exists() => Ok(()),
+            renamed => renamed.context("the control socket"),
+        }
     }
 
     /// The socket on which the machine shows its screen.

@@ -17,7 +17,7 @@ use super::child::{BootEvents, Child};
 use super::console::{BootDevice, BootEvent};
 use super::doze::{self, Stage};
 use super::failure::{killed_error, nothing_boots_error};
-use super::idle::{Dozed, Idle};
+use super::idle::{Dozed, Idle, WAKE_PAUSE};
 use super::stop::{self, Budget, Outcome, Signals};
 use super::suspend;
 use super::thread::run_in_thread;
@@ -157,14 +157,28 @@ impl Pod {
             let removed = run_in_thread("suspend", move || used.remove()).await;
             removed.context("the suspended machine does not continue")?;
         }
-        self.runtime_folder.wake()?;
-        child.ask(Command::Resume).await?;
+        // Its snapshot is gone, so it must go on, however busy the host is.
+        while let Err(error) = self.resume(child).await {
+            tracing::warn!("{} does not wake: {error:#}", self.plan.name());
+            tokio::select! {
+                ended = child.end() => {
+                    let why = child.last_error().await;
+                    return Ok(Start::Ended(self.exit_status(ended?, why)?));
+                }
+                () = sleep(WAKE_PAUSE) => {}
+            }
+        }
         // Its balloon is as it was, and the pod's control of it begins anew.
         let size = Some(Size(self.plan.sizes.memory));
         child.ask(Command::Balloon { size }).await.ok();
         let agent = self.agent.clone();
         tokio::spawn(async move { suspend::set_clock(&agent).await });
         Ok(Start::Continued)
+    }
+
+    async fn resume(&self, child: &Child) -> anyhow::Result<()> {
+        self.runtime_folder.wake()?;
+        child.ask(Command::Resume).await.map(drop)
     }
 
     fn continues_where(&self) -> String {
