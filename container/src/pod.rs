@@ -388,10 +388,11 @@ impl Pod {
         let machine = &self.plan.input.settings.machine;
         let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
-        let kept = volume.tpm(machine.boot, machine.clear)?;
-        let memory = match self.plan.input.settings.disk.ephemeral {
-            true => volume.ephemeral_tpm(&kept)?,
-            false => kept,
+        let kept = || volume.tpm(machine.boot, machine.clear);
+        let memory = match (self.plan.input.settings.disk.ephemeral, machine.clear) {
+            (true, true) => volume.ephemeral_tpm(None)?,
+            (true, false) => volume.ephemeral_tpm(Some(&kept()?))?,
+            (false, _) => kept()?,
         };
         Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
     }
@@ -471,6 +472,8 @@ impl Pod {
         let vars = match self.suspended() {
             // They must be as they were.
             Some(_) => volume.kept_vars(boot),
+            // Those of the volume are neither used nor changed.
+            None if settings.disk.ephemeral && settings.machine.clear => found.template.clone(),
             None => volume.vars(boot, &found.template, base.as_deref(), settings.machine.clear)?,
         };
         let vars = match settings.disk.ephemeral {

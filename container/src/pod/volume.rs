@@ -79,7 +79,7 @@ impl Volume {
 
     /// Path of a file of the firmware: `windows_secure.END`. It is named after the boot mode,
     /// whatever APP is. If it does not exist, a file under another name of the same mode is used.
-    fn firmware_file(&self, boot: Boot, end: &str) -> PathBuf {
+    pub(super) fn firmware_file(&self, boot: Boot, end: &str) -> PathBuf {
         let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
         let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
         words.find(|path| path.exists()).unwrap_or_else(|| file(boot))

@@ -24,6 +24,9 @@ impl Volume {
             let base = disk.base().unwrap_or_else(|| disk.clone());
             return Err(original::unused(&base, &disk.path));
         }
+        if disk.is_none() {
+            self.check_tpm(settings.machine.boot)?;
+        }
         // No other pod starts with it until it is removed.
         let _locked = disk.as_ref().map(lock_empty).transpose()?;
         self.remove_vars(settings.machine.boot)?;
@@ -31,6 +34,19 @@ impl Volume {
             fs::remove_file(&disk.path).with_context(|| disk.path.display().to_string())?;
         }
         Ok(())
+    }
+
+    /// Fails if there is a TPM whose keys the clone's would replace. A clone's own is made after its
+    /// disk.
+    fn check_tpm(&self, boot: Boot) -> anyhow::Result<()> {
+        let path = self.firmware_file(boot, "tpm");
+        let found = if_there(fs::metadata(&path)).with_context(|| path.display().to_string())?;
+        if found.is_none_or(|found| found.len() == 0) {
+            return Ok(());
+        }
+        let sentence = "it is the TPM of a machine whose disk is not here: move it, or set STORAGE \
+                        to another folder";
+        Err(Failure::new(Status::State, format!("{}: {sentence}", path.display())))
     }
 
     /// Removes the firmware's variables under all names of the boot mode.
@@ -105,6 +121,12 @@ mod test {
             qcow2::create_over(&file, 1 << 20, &at("base/data.img"), Format::Raw).unwrap();
             file
         };
+        again(&settings).unwrap();
+        let tpm = volume.firmware_file(settings.machine.boot, "tpm");
+        fs::write(&tpm, "keys").unwrap();
+        let error = again(&settings).unwrap_err();
+        assert!(error.to_string().contains("the TPM of a machine whose disk is not"), "{error}");
+        fs::write(&tpm, "").unwrap();
         again(&settings).unwrap();
         drop(made());
         again(&settings).unwrap();

@@ -104,11 +104,13 @@ impl Volume {
     }
 
     /// A copy of the TPM's memory.
-    pub fn ephemeral_tpm(&self, mut kept: &File) -> anyhow::Result<File> {
+    pub fn ephemeral_tpm(&self, kept: Option<&File>) -> anyhow::Result<File> {
         let copied = tempfile::tempfile_in(&self.folder).and_then(|mut copy| {
-            kept.rewind()?;
-            io::copy(&mut kept, &mut copy)?;
-            copy.rewind()?;
+            if let Some(mut kept) = kept {
+                kept.rewind()?;
+                io::copy(&mut kept, &mut copy)?;
+                copy.rewind()?;
+            }
             Ok(copy)
         });
         copied.context("EPHEMERAL=Y: the memory of the TPM")
