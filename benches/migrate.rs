@@ -18,7 +18,8 @@ use transom_benches::rival::{OURS, Rival};
 use vmm::control::{self, Client};
 
 /// 40 MiB in a second, for four seconds.
-const GUEST: &str = "checks=none memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
+const GUEST: &str =
+    "checks=none fill=256 memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
 /// The guest runs for this time before it moves.
 const BEFORE: Duration = Duration::from_millis(700);
 /// The allowed pause in milliseconds.
@@ -35,20 +36,17 @@ const TITLES: [(&str, &str); 2] = [
 ];
 
 fn main() -> Result<()> {
-    // Firecracker does not migrate. Cloud Hypervisor's guest gets no module.
+    // Firecracker does not migrate. Cloud Hypervisor's migration is not measured yet.
     compare(&TITLES, &["firecracker", "cloud-hypervisor", "qemu q35"], figures)
 }
 
-fn figures(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
-    if rival.name == OURS { ours(rival, module, dir) } else { qemu(rival, module, dir) }
+fn figures(rival: &Rival, dir: &Path) -> Result<Figures> {
+    if rival.name == OURS { ours(rival, dir) } else { qemu(rival, dir) }
 }
 
-fn ours(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+fn ours(rival: &Rival, dir: &Path) -> Result<Figures> {
     let [control, there, socket] = ["control", "there", "socket"].map(|name| dir.join(name));
-    let mut command = rival.command(GUEST)?;
-    let probe = module.with_file_name("probe.elf");
-    command.arg("--kernel").arg(probe).arg("--initrd").arg(module);
-    command.args(["--accept-emulation", "--control"]).arg(&control);
+    let mut command = rival.controlled(GUEST, &control)?;
     let mut source = Machine::start(&mut command)?;
     let mut waiting = Command::new(command.get_program());
     waiting.env("VMM_LOG", "off").args(["run", "--incoming"]).arg(&socket);
@@ -78,18 +76,11 @@ fn connected(socket: &Path) -> Result<UnixStream> {
     }
 }
 
-fn qemu(rival: &Rival, module: &Path, dir: &Path) -> Result<Figures> {
+fn qemu(rival: &Rival, dir: &Path) -> Result<Figures> {
     let [control, socket] = ["control", "socket"].map(|name| dir.join(name));
     let address = format!("unix:{}", socket.display());
-    let command = || {
-        let mut command = rival.command(GUEST)?;
-        command.arg("-initrd").arg(module);
-        anyhow::Ok(command)
-    };
-    let mut first = command()?;
-    first.arg("-qmp").arg(format!("unix:{},server=on,wait=off", control.display()));
-    let mut source = Machine::start(&mut first)?;
-    let destination = Machine::start(command()?.args(["-incoming", &address]))?;
+    let mut source = Machine::start(&mut rival.controlled(GUEST, &control)?)?;
+    let destination = Machine::start(rival.command(GUEST)?.args(["-incoming", &address]))?;
     source.wait_for_guest()?;
     sleep(BEFORE);
     let end = Instant::now() + PATIENCE;

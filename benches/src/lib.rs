@@ -1,11 +1,13 @@
-//! Shared parts of the benchmarks: the compared programs, their machines, pictures for the screen,
+//! Shared parts of the benchmarks: the compared programs, their machines and interfaces, pictures for the screen,
 //! a viewer, and the result table.
 
+pub mod http;
 pub mod machine;
 pub mod moved;
 pub mod pictures;
 pub mod qmp;
 pub mod rival;
+pub mod saved;
 pub mod table;
 pub mod tap;
 pub mod viewer;

@@ -1,6 +1,5 @@
 //! Compares programs whose guest goes on in another process.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
@@ -9,20 +8,14 @@ use crate::rival::{Rival, rivals};
 use crate::table::{Samples, measured, print, table};
 
 const ROUNDS: usize = 10;
-/// Bytes of the guest's memory that are not zero, as a module of this size.
-const CONTENTS: usize = 256 << 20;
-
 /// Measures all rivals in turn, but for some, and prints a table for each title and unit. `figures`
-/// gets the file with the guest's module, and an empty folder.
+/// gets an empty folder.
 pub fn compare<const N: usize>(
     titles: &[(&str, &str); N],
     but: &[&str],
-    figures: impl Fn(&Rival, &Path, &Path) -> Result<[f64; N]>,
+    figures: impl Fn(&Rival, &Path) -> Result<[f64; N]>,
 ) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let module = folder.path().join("module");
-    let noise: Vec<u8> = (0..=250).cycle().take(CONTENTS).collect();
-    fs::write(&module, noise)?;
     let all = rivals(&folder, but)?;
     let mut samples = [(); N].map(|()| vec![Samples::new(); all.len()]);
     for round in 0..=ROUNDS {
@@ -32,7 +25,7 @@ pub fn compare<const N: usize>(
                 continue;
             }
             let dir = tempfile::tempdir_in(folder.path())?;
-            let result = figures(rival, &module, dir.path());
+            let result = figures(rival, dir.path());
             let result = measured(rival.name, rows.iter_mut().map(|row| &mut **row), result)?;
             // The first round warms up caches.
             for (row, figure) in rows.iter_mut().zip(result.into_iter().flatten()) {

@@ -72,6 +72,24 @@ impl Rival {
         (self.make)(&self.paths, words, equipment)
     }
 
+    /// Like [`Self::command`], with the program's control interface at this socket.
+    pub fn controlled(&self, words: &str, control: &Path) -> Result<Command> {
+        let mut command = self.command(words)?;
+        let path = control.display();
+        match self.name {
+            OURS => command.arg("--control").arg(control),
+            "cloud-hypervisor" => command.arg("--api-socket").arg(format!("path={path}")),
+            "firecracker" => {
+                let words: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+                command = Command::new(command.get_program());
+                command.args(words.iter().filter(|word| *word != "--no-api"));
+                command.arg("--api-sock").arg(control)
+            }
+            _ => command.arg("-qmp").arg(format!("unix:{path},server=on,wait=off")),
+        };
+        Ok(command)
+    }
+
     /// Whether the program supports this controller, and bypassing the page cache if `direct`.
     pub fn has(&self, controller: Controller, direct: bool) -> bool {
         match self.name {

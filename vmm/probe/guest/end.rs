@@ -1,11 +1,14 @@
-//! Ends a run: `then=poweroff`, `reset`, `keyboard`, `acpi`, `triple`, `deaf`, or (the default)
+//! Ends a run: `then=poweroff`, `reset`, `keyboard`, `acpi`, `triple`, `beats`, `deaf`, or (the default)
 //! `halt`.
+use core::fmt::Write as _;
+use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::acpi::Table;
+use crate::console::Console;
 use crate::gate;
 use crate::input::route;
-use crate::io::{in16, out8, out16, read8, read64};
+use crate::io::{in16, out8, out16, read8, read64, tsc};
 use crate::start::{Start, Words};
 
 /// PM1_CNT: SLP_EN with sleep type 0, which is S5.
@@ -37,9 +40,25 @@ pub(crate) fn end(words: Words, pm_base: u16) -> ! {
             out8(reset as u16, (reset >> 16) as u8);
         }
         Some("triple") => gate::triple_fault(),
+        Some("beats") => beat(),
         _ => {}
     }
     gate::halt()
+}
+
+/// Prints tildes endlessly, so that the first moment is seen in which a saved machine goes on.
+fn beat() -> ! {
+    /// About a tenth of a millisecond.
+    const CYCLES: u64 = 1 << 18;
+
+    let mut console = Console::open();
+    loop {
+        console.write_str("~").ok();
+        let start = tsc();
+        while tsc().wrapping_sub(start) < CYCLES {
+            spin_loop();
+        }
+    }
 }
 
 /// The power button, with interrupts enabled.

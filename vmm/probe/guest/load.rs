@@ -51,6 +51,18 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     }
 }
 
+/// `fill=MIB`: writes to all pages of so much memory, each of which then differs from the others.
+pub(crate) fn fill(session: &mut Session, start: &Start, words: Words) {
+    let Some(mib) = words.get("fill").and_then(number) else { return };
+    let length = mib.saturating_mul(1 << 20);
+    let memory = Room::find(start).take(length);
+    if let Some(memory) = memory {
+        let pages = (0..length).step_by(PAGE as usize);
+        pages.for_each(|at| write_memory(memory + at, 8, content(at, 1, 1)));
+    }
+    session.add(Finding::check("fill", memory.is_some()).number("mib", mib));
+}
+
 /// The words of a page after its write of this number.
 fn content(page: u64, writes: u64, seed: u64) -> u64 {
     (page ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ writes

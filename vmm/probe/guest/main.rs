@@ -137,6 +137,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
         rebalance::run(&mut session, &start, &cpu, words);
         load::run(&mut session, &start, &cpu, words);
     }
+    load::fill(&mut session, &start, words);
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
         show_live(&mut session, moving, pm_base);
