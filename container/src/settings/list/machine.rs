@@ -20,7 +20,8 @@ pub(super) const MACHINE: &[Variable] = variables! {
     full "TPM" = "" (machine.tpm);
     /// A logo that is shown while the firmware starts.
     ignored "LOGO" = "N" => "the firmware is unchanged and shows its own logo: leave it out";
-    /// Resets the firmware's variables at every start.
+    /// Resets the firmware's variables and the TPM at every start. With EPHEMERAL, those of the
+    /// volume stay as they are.
     full "CLEAR" = "N" (machine.clear);
     /// The image to boot, in related container images.
     ignored "BOOT" = "" => "set VERSION to the name of the medium, or mount it as /boot.iso";
