@@ -1,5 +1,5 @@
-//! Shared parts of the benchmarks: the compared programs, their machines and interfaces, pictures for the screen,
-//! a viewer, and the result table.
+//! Shared parts of the benchmarks: the compared programs, their machines and interfaces, pictures
+//! for the screen, a viewer, and the result table.
 
 pub mod http;
 pub mod machine;

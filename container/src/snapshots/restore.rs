@@ -123,8 +123,8 @@ pub fn finish(shelf: &Shelf) -> anyhow::Result<()> {
     if let Some(lost) = lost(shelf, &journal)? {
         let (lost, path) = (lost.display(), journal_path(shelf));
         let sentence = format!(
-            "{lost} is not restored, and its copy is gone: attach the volumes of all disks, or {OUT} \
-             ({})",
+            "{lost} is not restored, and its copy is gone: attach the volumes of all disks, or \
+             {OUT} ({})",
             path.display()
         );
         return Err(fail(sentence));

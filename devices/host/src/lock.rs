@@ -54,8 +54,8 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
     Ok(!take_again(&file)?)
 }
 
-/// Whether anybody else has locked this file, also with a shared lock. The file need not be open for
-/// writing.
+/// Whether anybody else has locked this file, also with a shared lock. The file need not be open
+/// for writing.
 pub fn is_held(file: &File) -> io::Result<bool> {
     let mut found = whole(libc::F_WRLCK);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;

@@ -1,5 +1,5 @@
-//! Ends a run: `then=poweroff`, `reset`, `keyboard`, `acpi`, `triple`, `beats`, `deaf`, or (the default)
-//! `halt`.
+//! Ends a run: `then=poweroff`, `reset`, `keyboard`, `acpi`, `triple`, `beats`, `deaf`, or (the
+//! default) `halt`.
 use core::fmt::Write as _;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering};

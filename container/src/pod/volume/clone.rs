@@ -36,8 +36,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Fails if there is a TPM whose keys the clone's would replace. A clone's own is made after its
-    /// disk.
+    /// Fails if there is a TPM whose keys the clone's would replace. A clone's own is made after
+    /// its disk.
     fn check_tpm(&self, boot: Boot) -> anyhow::Result<()> {
         let path = self.firmware_file(boot, "tpm");
         let found = if_there(fs::metadata(&path)).with_context(|| path.display().to_string())?;
