@@ -232,26 +232,32 @@ impl<'a> Shelf<'a> {
             "there is no snapshot {}: `transom snapshot list` shows all",
             name.as_str()
         );
-        self.is_unused(name)?;
+        let unused = self.lock_files(name)?;
         self.rename(&self.of(0, name), &self.part(0, name))?;
+        drop(unused);
         self.discard(name)
     }
 
-    /// Fails if a machine runs whose disk is over one of this snapshot. A damaged snapshot can
-    /// always be deleted.
-    fn is_unused(&self, name: &Name) -> anyhow::Result<()> {
-        let files = self.look(name.clone()).manifest.map_or_else(|_| Vec::new(), |it| it.files);
-        for entry in files {
-            let file = self.open(entry.volume, &Path::new(name.as_str()).join(&entry.file))?;
-            ensure!(
-                !lock::is_held(&file).with_context(|| entry.file.clone())?,
-                "the snapshot {} is in use: a machine that runs has its disk over {}, and would \
-                 lose it. Remove that machine first",
-                name.as_str(),
-                entry.file
-            );
+    /// Keeps machines away whose disk would be over one of this snapshot. Fails if one runs. A
+    /// damaged snapshot can be deleted: what cannot be read or opened is not locked.
+    fn lock_files(&self, name: &Name) -> anyhow::Result<Vec<File>> {
+        let held = self.hold(&self.of(0, name))?;
+        let manifest = Manifest::of(held.parent().unwrap_or(&held), name);
+        let mut locked = Vec::new();
+        for entry in manifest.map_or_else(|_| Vec::new(), |it| it.files) {
+            let path = self.of(entry.volume, name).join(&entry.file);
+            let mut options = File::options();
+            let options = options.read(true).write(true);
+            let open = self.hold(&path).and_then(|held| files::open_itself(&held, options));
+            if let Ok(file) = open {
+                lock::exclusive(&file, &path).with_context(|| {
+                    let name = name.as_str();
+                    format!("a running machine's disk is over the snapshot {name}: remove it first")
+                })?;
+                locked.push(file);
+            }
         }
-        Ok(())
+        Ok(locked)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> anyhow::Result<()> {

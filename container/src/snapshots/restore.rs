@@ -124,7 +124,7 @@ pub fn finish(shelf: &Shelf) -> anyhow::Result<()> {
         let (lost, path) = (lost.display(), journal_path(shelf));
         let sentence = format!(
             "{lost} is not restored, and its copy is gone: attach the volumes of all disks, or \
-             {OUT} ({})",
+             remove {} and restore the snapshot again",
             path.display()
         );
         return Err(fail(sentence));
@@ -141,16 +141,16 @@ fn lost(shelf: &Shelf, journal: &Journal) -> anyhow::Result<Option<PathBuf>> {
     };
     let disks = disks(shelf)?;
     let Manifest { files, kind, .. } = &journal.manifest;
-    for Entry { volume, file, bytes, changed } in files {
+    for Entry { volume, file, .. } in files {
         let staged = shelf.folder(*volume).join(STAGED).join(file);
         let path = shelf.volume(*volume).join(file);
-        // Some file systems keep whole seconds.
-        let is_right = |it: &Entry| {
-            (it.volume, &it.file, it.bytes, it.changed.0) == (*volume, file, *bytes, changed.0)
-        };
-        let is_restored = match is_disk(shelf, *volume, file) {
-            true => disks.iter().any(is_right),
-            false => is_there(path.clone())?,
+        // The last of its name was the staged one, as the file system keeps it.
+        let mut known = journal.disks.iter().rev();
+        let known = known.find(|it| it.volume == *volume && it.file == *file);
+        let is_restored = match (is_disk(shelf, *volume, file), known) {
+            (true, Some(known)) => disks.contains(known),
+            (true, None) => false,
+            (false, _) => is_there(path.clone())?,
         };
         if !is_restored && !is_there(staged)? {
             return Ok(Some(path));
