@@ -386,7 +386,7 @@ impl Pod {
 
     fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
         let machine = &self.plan.input.settings.machine;
-        let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
+        let wanted = self.plan.input.settings.has_tpm();
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
         let kept = || volume.tpm(machine.boot, machine.clear);
         let memory = match (self.plan.input.settings.disk.ephemeral, machine.clear) {

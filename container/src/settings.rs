@@ -68,6 +68,10 @@ pub struct Settings {
 }
 
 impl Settings {
+    pub fn has_tpm(&self) -> bool {
+        self.machine.tpm.unwrap_or(self.machine.boot.is_secure())
+    }
+
     /// The name that web pages show: APP, or `Transom probe` if the probe runs and APP is its
     /// default.
     pub fn title(&self) -> &str {

@@ -157,14 +157,20 @@ impl Pod {
             let removed = run_in_thread("suspend", move || used.remove()).await;
             removed.context("the suspended machine does not continue")?;
         }
-        // Its snapshot is gone, so it must go on, however busy the host is.
         while let Err(error) = self.resume(child).await {
+            // A clone can begin again. The snapshot of a suspended machine is gone, so it must go
+            // on, however busy the host is.
+            if suspended.is_none() {
+                return Err(error);
+            }
             tracing::warn!("{} does not wake: {error:#}", self.plan.name());
             tokio::select! {
                 ended = child.end() => {
                     let why = child.last_error().await;
                     return Ok(Start::Ended(self.exit_status(ended?, why)?));
                 }
+                // The machine is stopped by the rules for one that runs.
+                _ = signals.peek() => return Ok(Start::Continued),
                 () = sleep(WAKE_PAUSE) => {}
             }
         }

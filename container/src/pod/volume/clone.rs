@@ -24,11 +24,11 @@ impl Volume {
             let base = disk.base().unwrap_or_else(|| disk.clone());
             return Err(original::unused(&base, &disk.path));
         }
-        if disk.is_none() {
-            self.check_tpm(settings.machine.boot)?;
-        }
         // No other pod starts with it until it is removed.
         let _locked = disk.as_ref().map(lock_empty).transpose()?;
+        if !settings.disk.ephemeral && settings.has_tpm() {
+            self.remove_tpm(settings.machine.boot, disk.is_some())?;
+        }
         self.remove_vars(settings.machine.boot)?;
         if let Some(disk) = disk {
             fs::remove_file(&disk.path).with_context(|| disk.path.display().to_string())?;
@@ -36,16 +36,20 @@ impl Volume {
         Ok(())
     }
 
-    /// Fails if there is a TPM whose keys the clone's would replace. A clone's own is made after
-    /// its disk.
-    fn check_tpm(&self, boot: Boot) -> anyhow::Result<()> {
+    /// Removes the memory of the clone's TPM, which is made after its disk and removed before. Fails
+    /// if it is another machine's, whose keys the clone's would replace.
+    fn remove_tpm(&self, boot: Boot, is_own: bool) -> anyhow::Result<()> {
         let path = self.firmware_file(boot, "tpm");
-        let found = if_there(fs::metadata(&path)).with_context(|| path.display().to_string())?;
+        let shown = || path.display().to_string();
+        let found = if_there(fs::metadata(&path)).with_context(shown)?;
         if found.is_none_or(|found| found.len() == 0) {
             return Ok(());
         }
-        let sentence = "it is the TPM of a machine whose disk is not here: move it, or set STORAGE \
-                        to another folder";
+        if is_own {
+            return fs::remove_file(&path).with_context(shown);
+        }
+        let sentence = "it is the TPM of a machine whose disk is not here: remove it if you have \
+                        removed that disk, else move it, or set STORAGE to another folder";
         Err(Failure::new(Status::State, format!("{}: {sentence}", path.display())))
     }
 
@@ -111,6 +115,7 @@ mod test {
         fs::write(at("base/data.img"), [7; 4096]).unwrap();
         let mut settings = Settings::defaults();
         settings.storage.base = Some("/base".into());
+        settings.machine.tpm = Some(true);
         let volume = Volume::at(&at("storage"), "windows");
         let (disk, vars) = (at("storage/data.qcow2"), volume.kept_vars(settings.machine.boot));
         let again = |settings: &Settings| volume.begin_anew(settings, root.path());
@@ -126,8 +131,15 @@ mod test {
         fs::write(&tpm, "keys").unwrap();
         let error = again(&settings).unwrap_err();
         assert!(error.to_string().contains("the TPM of a machine whose disk is not"), "{error}");
-        fs::write(&tpm, "").unwrap();
+        settings.disk.ephemeral = true;
         again(&settings).unwrap();
+        settings.disk.ephemeral = false;
+        assert!(tpm.exists());
+        // It is the clone's own beside its disk.
+        drop(made());
+        again(&settings).unwrap();
+        again(&settings).unwrap();
+        assert!(!tpm.exists());
         drop(made());
         again(&settings).unwrap();
         assert!(!disk.exists() && !vars.exists());

@@ -103,7 +103,7 @@ impl Volume {
         Ok(Some(Disk { base, serial: Some(serial), ..Disk::new(path, Format::Qcow2) }))
     }
 
-    /// A copy of the TPM's memory.
+    /// A copy of the TPM's memory. Without `kept`, that of a new TPM, which is empty.
     pub fn ephemeral_tpm(&self, kept: Option<&File>) -> anyhow::Result<File> {
         let copied = tempfile::tempfile_in(&self.folder).and_then(|mut copy| {
             if let Some(mut kept) = kept {
