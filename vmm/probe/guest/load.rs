@@ -51,7 +51,7 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
     }
 }
 
-/// `fill=MIB`: writes to all pages of so much memory, each of which then differs from the others.
+/// `fill=MIB`: writes to all pages of that much memory. Each then differs from the others.
 pub(crate) fn fill(session: &mut Session, start: &Start, words: Words) {
     let Some(mib) = words.get("fill").and_then(number) else { return };
     let length = mib.saturating_mul(1 << 20);

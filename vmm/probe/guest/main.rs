@@ -124,6 +124,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let mut moving = None;
     // SAFETY: as for `END`; the session is not moved.
     unsafe { PAGE = &raw mut session.page };
+    load::fill(&mut session, &start, words);
     if words.get("checks") != Some("none") {
         moving = checks(&mut session, &start, words, began, pm_base);
     } else if words.get("show").is_some() {
@@ -137,7 +138,6 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
         rebalance::run(&mut session, &start, &cpu, words);
         load::run(&mut session, &start, &cpu, words);
     }
-    load::fill(&mut session, &start, words);
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
         show_live(&mut session, moving, pm_base);
