@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -43,12 +43,19 @@ fn figures(rival: &Rival, dir: &Path) -> Result<Figures> {
 /// Starts all clones, and waits until they run.
 fn many(
     dir: &Path,
-    start: impl Fn(&Path) -> Result<Machine>,
+    start: impl Fn(&Path) -> Result<Machine> + Sync,
     runs: impl Fn(&Path) -> Result<bool>,
 ) -> Result<Figures> {
     let began = Instant::now();
     let controls: Vec<PathBuf> = (0..CLONES).map(|it| dir.join(it.to_string())).collect();
-    let machines = controls.iter().map(|it| start(it)).collect::<Result<Vec<_>>>()?;
+    // Some programs must be asked to restore, and answer later. All start at the same time.
+    let start = &start;
+    let machines = thread::scope(|scope| {
+        let started: Vec<_> =
+            controls.iter().map(|control| scope.spawn(move || start(control))).collect();
+        let all = started.into_iter().map(|it| it.join().expect("a thread that ends"));
+        all.collect::<Result<Vec<_>>>()
+    })?;
     for control in &controls {
         while !control.exists() || !runs(control)? {
             ensure!(began.elapsed() < PATIENCE, "a clone does not run");

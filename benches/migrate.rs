@@ -20,6 +20,8 @@ use vmm::control::{self, Client};
 /// 40 MiB in a second, for four seconds.
 const GUEST: &str =
     "checks=none fill=256 memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
+/// What the guest prints when its memory has contents.
+const FILLED: &str = "  fill  ";
 /// The guest runs for this time before it moves.
 const BEFORE: Duration = Duration::from_millis(700);
 /// The allowed pause in milliseconds.
@@ -52,7 +54,7 @@ fn ours(rival: &Rival, dir: &Path) -> Result<Figures> {
     waiting.env("VMM_LOG", "off").args(["run", "--incoming"]).arg(&socket);
     waiting.arg("--control").arg(&there);
     let destination = Machine::start(&mut waiting)?;
-    source.wait_for_guest()?;
+    source.wait_for(FILLED, 1)?;
     sleep(BEFORE);
     let stream = connected(&socket)?;
     let mut client = Client::connect_timeout(&control, PATIENCE)?;
@@ -81,7 +83,7 @@ fn qemu(rival: &Rival, dir: &Path) -> Result<Figures> {
     let address = format!("unix:{}", socket.display());
     let mut source = Machine::start(&mut rival.controlled(GUEST, &control)?)?;
     let destination = Machine::start(rival.command(GUEST)?.args(["-incoming", &address]))?;
-    source.wait_for_guest()?;
+    source.wait_for(FILLED, 1)?;
     sleep(BEFORE);
     let end = Instant::now() + PATIENCE;
     while !socket.exists() {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Asks a program that may not listen yet. The answer is null if it has no content.
 pub fn ask(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {

@@ -8,6 +8,7 @@ use crate::rival::{Rival, rivals};
 use crate::table::{Samples, measured, print, table};
 
 const ROUNDS: usize = 10;
+
 /// Measures all rivals in turn, but for some, and prints a table for each title and unit. `figures`
 /// gets an empty folder.
 pub fn compare<const N: usize>(

@@ -68,6 +68,7 @@ impl Saver<'_> {
         for entry in fs::read_dir(folder)? {
             File::open(entry?.path())?.sync_all()?;
         }
+        File::open(folder)?.sync_all()?;
         Ok(())
     }
 
