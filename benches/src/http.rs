@@ -46,7 +46,8 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: Option<&Value>) -> Res
     serde_json::from_str(&content).with_context(|| format!("{method} {path}: {content}"))
 }
 
-fn connect(socket: &Path) -> Result<UnixStream> {
+/// Connects to a program that may not listen yet.
+pub(crate) fn connect(socket: &Path) -> Result<UnixStream> {
     let start = Instant::now();
     loop {
         match UnixStream::connect(socket) {

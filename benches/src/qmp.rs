@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::http::connect;
+
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// QEMU's machine protocol.
@@ -17,9 +18,7 @@ pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
     pub fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut monitor = Self(BufReader::new(stream));
+        let mut monitor = Self(BufReader::new(connect(path)?));
         monitor.read()?;
         monitor.ask("qmp_capabilities", &json!({}))?;
         Ok(monitor)
