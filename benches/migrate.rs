@@ -20,7 +20,7 @@ use vmm::control::{self, Client};
 /// 40 MiB in a second, for four seconds.
 const GUEST: &str =
     "checks=none fill=256 memory=span=64M,rate=10000,milliseconds=4000 then=poweroff";
-/// What the guest prints when its memory has contents.
+/// Printed by the guest when its memory has contents.
 const FILLED: &str = "  fill  ";
 /// The guest runs for this time before it moves.
 const BEFORE: Duration = Duration::from_millis(700);

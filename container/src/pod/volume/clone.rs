@@ -36,8 +36,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Removes the memory of the clone's TPM, which is made after its disk and removed before. Fails
-    /// if it is another machine's, whose keys the clone's would replace.
+    /// Removes the memory of the clone's TPM, which is made after its disk and removed before.
+    /// Fails if it is another machine's, whose keys the clone's would replace.
     fn remove_tpm(&self, boot: Boot, is_own: bool) -> anyhow::Result<()> {
         let path = self.firmware_file(boot, "tpm");
         let shown = || path.display().to_string();
