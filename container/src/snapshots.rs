@@ -189,10 +189,14 @@ impl<'a> Shelf<'a> {
         Ok(names.into_iter().map(|name| self.look(name)).collect())
     }
 
+    fn manifest(&self, name: &Name) -> anyhow::Result<Manifest> {
+        let held = self.hold(&self.of(0, name))?;
+        Manifest::of(held.parent().unwrap_or(&held), name)
+    }
+
     fn look(&self, name: Name) -> Listed {
         let read = || {
-            let held = self.hold(&self.of(0, &name))?;
-            let manifest = Manifest::of(held.parent().unwrap_or(&held), &name)?;
+            let manifest = self.manifest(&name)?;
             let taken = self.taken(&manifest)?;
             anyhow::Ok((manifest, taken))
         };
@@ -241,10 +245,8 @@ impl<'a> Shelf<'a> {
     /// Keeps machines away whose disk would be over one of this snapshot. Fails if one runs. A
     /// damaged snapshot can be deleted: what cannot be read or opened is not locked.
     fn lock_files(&self, name: &Name) -> anyhow::Result<Vec<File>> {
-        let held = self.hold(&self.of(0, name))?;
-        let manifest = Manifest::of(held.parent().unwrap_or(&held), name);
         let mut locked = Vec::new();
-        for entry in manifest.map_or_else(|_| Vec::new(), |it| it.files) {
+        for entry in self.manifest(name).map_or_else(|_| Vec::new(), |it| it.files) {
             let path = self.of(entry.volume, name).join(&entry.file);
             let mut options = File::options();
             let options = options.read(true).write(true);
