@@ -35,7 +35,7 @@ mod watch;
 use std::fs;
 use std::mem;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -388,7 +388,7 @@ impl Pod {
         let machine = &self.plan.input.settings.machine;
         let wanted = self.plan.input.settings.has_tpm();
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
-        let kept = || volume.tpm(machine.boot, machine.clear);
+        let kept = || volume.tpm(machine.boot);
         let memory = match (self.plan.input.settings.disk.ephemeral, machine.clear) {
             (true, true) => volume.ephemeral_tpm(None)?,
             (true, false) => volume.ephemeral_tpm(Some(&kept()?))?,
@@ -469,13 +469,7 @@ impl Pod {
         if self.plan.cloned().is_some() {
             volume.begin_anew(settings, Path::new("/"))?;
         }
-        let vars = match self.suspended() {
-            // They must be as they were.
-            Some(_) => volume.kept_vars(boot),
-            // Those of the volume are neither used nor changed.
-            None if settings.disk.ephemeral && settings.machine.clear => found.template.clone(),
-            None => volume.vars(boot, &found.template, base.as_deref(), settings.machine.clear)?,
-        };
+        let vars = self.variables(volume, &found.template, base.as_deref())?;
         let vars = match settings.disk.ephemeral {
             true => volume.ephemeral_copy(&vars, &mut parts.unnamed)?,
             false => vars,
@@ -514,6 +508,28 @@ impl Pod {
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
+    }
+
+    /// The firmware's variables.
+    fn variables(
+        &self,
+        volume: &Volume,
+        template: &Path,
+        base: Option<&Path>,
+    ) -> anyhow::Result<PathBuf> {
+        let settings = &self.plan.input.settings;
+        let boot = settings.machine.boot;
+        if self.suspended().is_some() {
+            // They must be as they were.
+            return Ok(volume.kept_vars(boot));
+        }
+        match (settings.machine.clear, settings.disk.ephemeral) {
+            // Those of the volume are neither used nor changed.
+            (true, true) => return Ok(template.to_owned()),
+            (true, false) => volume.clear(settings, Path::new("/"))?,
+            (false, _) => {}
+        }
+        volume.vars(boot, template, base.filter(|_| !settings.machine.clear))
     }
 
     /// Prepares the page of the remote desktop.

@@ -162,11 +162,10 @@ impl Volume {
         boot: Boot,
         template: &Path,
         base: Option<&Path>,
-        clear: bool,
     ) -> anyhow::Result<PathBuf> {
         let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
-        let there = fs::metadata(&path).ok().filter(|_| !clear);
+        let there = fs::metadata(&path).ok();
         if there.as_ref().is_some_and(|it| it.len() == length) {
             if let Some(sentence) = firmware::old_keys(&path, template) {
                 tracing::warn!("{sentence}");
@@ -181,7 +180,7 @@ impl Volume {
         }
         let left = base.map(|folder| Self::at(folder, &self.app).firmware_file(boot, "vars"));
         let fits = |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.len() == length);
-        let first = left.filter(|left| !clear && fits(left)).unwrap_or_else(|| template.to_owned());
+        let first = left.filter(fits).unwrap_or_else(|| template.to_owned());
         let copied = files::open(&first, File::options().read(true)).and_then(|mut template| {
             files::write(&path, |file| io::copy(&mut template, file).map(drop))
         });
@@ -205,13 +204,10 @@ impl Volume {
 
     /// The memory of the TPM, empty if it is new. A file with other contents is refused: swtpm
     /// would overwrite it.
-    pub fn tpm(&self, boot: Boot, clear: bool) -> anyhow::Result<File> {
+    pub fn tpm(&self, boot: Boot) -> anyhow::Result<File> {
         let path = self.firmware_file(boot, "tpm");
-        if clear {
-            fs::remove_file(&path).ok();
-        }
         let shown = path.display();
-        if let Some(other) = self.other_tpm(&path).filter(|_| !clear) {
+        if let Some(other) = self.other_tpm(&path) {
             let other = other.display();
             tracing::warn!(
                 "{shown}: a new TPM: the keys in {other} belong to another BOOT_MODE: BitLocker \
@@ -472,31 +468,14 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "windows");
         let path = folder.path().join("windows_secure.tpm");
-        assert_eq!(volume.tpm(Boot::Secure, false).unwrap().metadata().unwrap().len(), 0);
+        assert_eq!(volume.tpm(Boot::Secure).unwrap().metadata().unwrap().len(), 0);
         fs::write(&path, b"nilmptws and more").unwrap();
-        assert!(volume.tpm(Boot::Secure, false).is_ok());
+        assert!(volume.tpm(Boot::Secure).is_ok());
         fs::write(&path, b"damaged").unwrap();
-        let error = volume.tpm(Boot::Secure, false).unwrap_err();
+        let error = volume.tpm(Boot::Secure).unwrap_err();
         assert_eq!(Status::of(&error), Status::Boot);
         assert_eq!(fs::read(&path).unwrap(), b"damaged");
-        assert!(volume.tpm(Boot::Secure, true).is_ok() && fs::read(&path).unwrap().is_empty());
         assert!(!folder.path().join("windows.tpm").exists());
-    }
-
-    #[test]
-    fn a_configured_clear_resets_the_firmware_variables() {
-        let folder = tempfile::tempdir().unwrap();
-        let volume = Volume::at(folder.path(), "windows");
-        let template = folder.path().join("template");
-        fs::write(&template, "blank").unwrap();
-        let mut settings = Settings::defaults();
-        for (clear, kept) in [(settings.machine.clear, "known"), (true, "blank")] {
-            settings.machine.clear = clear;
-            fs::write(folder.path().join("windows.vars"), "known").unwrap();
-            let vars = volume.vars(Boot::Uefi, &template, None, settings.machine.clear).unwrap();
-            assert_eq!(fs::read_to_string(&vars).unwrap(), kept);
-            assert_eq!(vars, folder.path().join("windows.vars"));
-        }
     }
 
     #[test]

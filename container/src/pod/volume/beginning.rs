@@ -11,7 +11,8 @@ use anyhow::{Context as _, ensure};
 use super::{Volume, write_error};
 use crate::disks;
 use crate::files;
-use crate::settings::Settings;
+use crate::settings::{Boot, Settings};
+use crate::snapshots::if_there;
 use crate::state::changes::{self, Change, Place};
 use crate::state::{Found, Next, Step, name};
 use crate::story::Story;
@@ -56,6 +57,31 @@ impl Volume {
             self.make(&change)?;
         }
         Ok(())
+    }
+
+    /// Removes the firmware's variables, and the memory of a TPM that is used. Fails if another
+    /// machine uses the disk, to which they belong.
+    pub fn clear(&self, settings: &Settings, root: &Path) -> anyhow::Result<()> {
+        let disk = disks::find(0, settings, root)?.filter(|found| found.own);
+        let disk = disk.map(|found| found.disk.path).filter(|path| path.exists());
+        let _locked = disk.as_deref().map(locked).transpose()?;
+        let boot = settings.machine.boot;
+        self.remove_firmware_files(boot, "vars")?;
+        match settings.has_tpm() {
+            true => self.remove_firmware_files(boot, "tpm"),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes a file of the firmware under all names of the boot mode.
+    pub(super) fn remove_firmware_files(&self, boot: Boot, end: &str) -> anyhow::Result<()> {
+        loop {
+            let path = self.firmware_file(boot, end);
+            let removed = if_there(fs::remove_file(&path));
+            if removed.with_context(|| path.display().to_string())?.is_none() {
+                return Ok(());
+            }
+        }
     }
 
     fn changes(&self, next: &Next, settings: &Settings) -> Vec<Change> {

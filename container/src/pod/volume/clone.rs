@@ -29,7 +29,7 @@ impl Volume {
         if !settings.disk.ephemeral && settings.has_tpm() {
             self.remove_tpm(settings.machine.boot, disk.is_some())?;
         }
-        self.remove_vars(settings.machine.boot)?;
+        self.remove_firmware_files(settings.machine.boot, "vars")?;
         if let Some(disk) = disk {
             fs::remove_file(&disk.path).with_context(|| disk.path.display().to_string())?;
         }
@@ -51,17 +51,6 @@ impl Volume {
         let sentence = "it is the TPM of a machine whose disk is not here: remove it if you have \
                         removed that disk, else move it, or set STORAGE to another folder";
         Err(Failure::new(Status::State, format!("{}: {sentence}", path.display())))
-    }
-
-    /// Removes the firmware's variables under all names of the boot mode.
-    fn remove_vars(&self, boot: Boot) -> anyhow::Result<()> {
-        loop {
-            let path = self.kept_vars(boot);
-            let removed = if_there(fs::remove_file(&path));
-            if removed.with_context(|| path.display().to_string())?.is_none() {
-                return Ok(());
-            }
-        }
     }
 
     /// Takes what the base's volume knows of its machine: the time of change of the variables,

@@ -239,3 +239,35 @@ fn a_disk_that_changed_since_the_plan_is_not_touched() {
     begin(&again, root).unwrap();
     assert_eq!(fs::read(&path).unwrap(), disk(Esp::Empty));
 }
+
+#[test]
+fn clear_removes_the_files_of_the_firmware_unless_a_machine_uses_its_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let (root, storage) = (root.path(), root.path().join("storage"));
+    fs::create_dir(&storage).unwrap();
+    let volume = volume(root);
+    let mut settings = Settings::defaults();
+    settings.machine.boot = Boot::Secure;
+    let left = || {
+        let mut names: Vec<_> = files(&storage).into_keys().collect();
+        names.retain(|path| path.extension().is_some_and(|it| it == "vars" || it == "tpm"));
+        names.len()
+    };
+    for (tpm, rest) in [(true, 1), (false, 2)] {
+        settings.machine.tpm = Some(tpm);
+        for name in ["data.img", "windows_secure.vars", "windows_secure.tpm", "windows.vars"] {
+            fs::write(storage.join(name), name).unwrap();
+        }
+        let running = locked(&storage.join("data.img")).unwrap();
+        let error = volume.clear(&settings, root).unwrap_err().to_string();
+        assert!(error.contains("data.img") && error.contains("in use"), "{error}");
+        assert_eq!(left(), 3);
+        drop(running);
+        volume.clear(&settings, root).unwrap();
+        assert_eq!(left(), rest, "{:?}", files(&storage).keys());
+        assert!(storage.join("windows.vars").exists(), "that of another boot mode");
+        // A volume without a disk.
+        fs::remove_file(storage.join("data.img")).unwrap();
+        volume.clear(&settings, root).unwrap();
+    }
+}
