@@ -2,7 +2,7 @@
 //! clocks stop and go on at the same moment as those of the processors.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// The host's clock, or a moment at which it stands still.
@@ -10,6 +10,8 @@ use std::time::Instant;
 pub struct Time {
     stopped: AtomicBool,
     at: Mutex<Option<Instant>>,
+    /// How often it went on.
+    continued: AtomicU64,
 }
 
 impl Time {
@@ -26,7 +28,13 @@ impl Time {
     }
 
     pub fn go_on(&self) {
+        self.continued.fetch_add(1, Ordering::Relaxed);
         self.stopped.store(false, Ordering::Release);
+    }
+
+    /// How often it went on until now.
+    pub fn continued(&self) -> u64 {
+        self.continued.load(Ordering::Relaxed)
     }
 }
 
@@ -45,7 +53,9 @@ mod test {
         time.stop(before);
         sleep(Duration::from_millis(1));
         assert_eq!(time.now(), before);
+        assert_eq!(time.continued(), 0);
         time.go_on();
         assert!(time.now() > before);
+        assert_eq!(time.continued(), 1);
     }
 }

@@ -150,14 +150,16 @@ impl Freezer {
         }
     }
 
-    async fn settle(&self) -> anyhow::Result<()> {
+    /// Returns the number of this standstill.
+    async fn settle(&self) -> anyhow::Result<u64> {
         let asked = machine_client::ask_within(&self.control, &Command::Settle, SETTLE_TIMEOUT);
-        asked.await.map(drop)
+        asked.await?["continued"].as_u64().context("the machine does not say when it goes on")
     }
 
-    async fn is_still(&self) -> bool {
-        let status = machine_client::ask(&self.control, Command::Status).await;
-        status.is_ok_and(|status| status["state"] == "paused")
+    /// The number of the present standstill. `None` if the machine runs.
+    async fn standstill(&self) -> Option<u64> {
+        let status = machine_client::ask(&self.control, Command::Status).await.ok()?;
+        status["continued"].as_u64().filter(|_| status["state"] == "paused")
     }
 
     async fn resume(&self) {
@@ -218,17 +220,17 @@ impl Task {
                 false
             }
             // A client that is gone has dropped `released`, too.
-            Ok(()) => {
+            Ok(standstill) => {
                 ready.send(Ok(())).ok();
-                tokio::select! {
+                let in_time = tokio::select! {
                     released = &mut released => released.is_ok(),
                     () = sleep(limit) => false,
                     _ = ends.wait_for(|ends| *ends) => false,
-                }
+                };
+                // Somebody else may have resumed it, and paused it again.
+                in_time && freezer.standstill().await == Some(standstill)
             }
         };
-        // Somebody else may have resumed it.
-        let in_time = in_time && freezer.is_still().await;
         if !ended {
             freezer.resume().await;
         }

@@ -128,8 +128,12 @@ async fn machine(listener: UnixListener, settles: bool, diary: Diary) {
         let question: Value = serde_json::from_str(&line).unwrap();
         let command = question["command"].as_str().unwrap();
         let answer = match command {
-            "status" => json!({ "ok": { "state": diary.state() } }),
+            "status" => {
+                let (state, continued) = (diary.state(), diary.count("resume"));
+                json!({ "ok": { "state": state, "continued": continued } })
+            }
             "settle" if !settles => json!({ "error": "it does not settle" }),
+            "settle" => json!({ "ok": { "continued": diary.count("resume") } }),
             _ => json!({ "ok": {} }),
         };
         if command != "status" {
@@ -223,11 +227,16 @@ async fn the_machine_goes_on_whatever_ends_the_hold() {
     assert!(world.diary.is_well());
     assert!(!hold.release().await.unwrap().in_time);
     assert!(world.freezer.hold(true, LIMIT).await.is_err());
-    // A viewer resumes it.
-    let world = World::new(Some(Manner::Obeys), true);
-    let hold = world.freezer.hold(true, LIMIT).await.unwrap();
-    world.diary.add("resume");
-    assert!(!hold.release().await.unwrap().in_time);
+    // A viewer resumes it, and may pause it again.
+    for pauses in [false, true] {
+        let world = World::new(Some(Manner::Obeys), true);
+        let hold = world.freezer.hold(true, LIMIT).await.unwrap();
+        world.diary.add("resume");
+        if pauses {
+            world.diary.add("settle");
+        }
+        assert!(!hold.release().await.unwrap().in_time, "{pauses}");
+    }
     // A machine that cannot stand still.
     let world = World::new(Some(Manner::Obeys), false);
     let said = world.freezer.hold(true, LIMIT).await.err().unwrap().to_string();

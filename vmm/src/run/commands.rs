@@ -109,6 +109,8 @@ impl MainLoop {
         let clipboard = &self.machine.shared().clipboard;
         json!({
             "state": self.state(),
+            // How often it went on after it had stood still.
+            "continued": self.machine.shared().time.continued(),
             "resets": self.resets.count,
             "commanded_resets": self.resets.commanded,
             "processors": self.machine.config.cpus.count,
@@ -252,7 +254,8 @@ impl MainLoop {
         }
         still?;
         self.paused = true;
-        Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
+        let continued = self.machine.shared().time.continued();
+        Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "continued": continued }))
     }
 
     /// Pauses the processors for a state that can be saved. If there is none, they go on.
