@@ -36,7 +36,7 @@ fn figures(rival: &Rival, dir: &Path) -> Result<Figures> {
     let machine = saver.boot(&control)?;
     saver.save(&control)?;
     drop(machine);
-    let start = |control: &Path| saver.restore(control, ",unchecked,clone");
+    let start = |control: &Path| saver.restore(control, ",check=off,clone");
     many(dir, start, |control| saver.runs(control))
 }
 

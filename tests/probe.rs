@@ -3,6 +3,8 @@
 //! data; frames come back unchanged; and the screen can be viewed.
 #![forbid(unsafe_code)]
 
+#[path = "probe/checks.rs"]
+mod checks;
 #[path = "probe/clones.rs"]
 mod clones;
 #[path = "probe/crash.rs"]

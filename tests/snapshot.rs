@@ -284,7 +284,7 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
         sleep(Duration::from_millis(random.below(LONGEST)));
         let Booted { running } = booted;
         let next = Swtpm::start()?;
-        let running = match random.choose(&["", "migrate", ",copy", "migrate", ",unchecked"]) {
+        let running = match random.choose(&["", "migrate", ",copy", "migrate", ",check=off"]) {
             "migrate" => migrated(running, folder.path(), Some(&next)),
             how => moved(running, folder.path(), how, Some(&next)),
         };
@@ -373,7 +373,7 @@ fn linux_goes_on_many_times() -> anyhow::Result<()> {
     let start = Instant::now();
     let clone = |number: usize| {
         let own = folder.path().join(number.to_string());
-        Guest::restored(format!("{},unchecked,clone={}", dir.display(), own.display())).start()
+        Guest::restored(format!("{},check=off,clone={}", dir.display(), own.display())).start()
     };
     let all = (0..count).map(clone).collect::<anyhow::Result<Vec<_>>>()?;
     let mut all: Vec<_> = all.into_iter().map(|running| Booted { running }).collect();

@@ -42,7 +42,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::runtime::Builder;
 use tokio::sync::Mutex;
-use vmm::config::{self, Cloning, Restore};
+use vmm::config::{self, Checks, Cloning, Restore};
 
 use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
@@ -550,7 +550,7 @@ impl Pod {
 /// A clone of the machine in this folder. Its disks are over those of that machine.
 fn clone(memory: &Path) -> Restore {
     let (dir, options, clone) = (memory.to_owned(), config::Options::Given, Cloning::On);
-    Restore { dir, options, clone, paused: true, ..Restore::default() }
+    Restore { dir, options, clone, check: Checks::First, paused: true, ..Restore::default() }
 }
 
 /// The line that tools wait for, in the reference image's words.

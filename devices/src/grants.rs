@@ -18,7 +18,7 @@ use crate::resources::Resources;
 use crate::smi;
 use crate::time::Time;
 use crate::usb;
-use host::disk::{Disks, FileId, OnFull, VolumeChange};
+use host::disk::{Disks, FileId, Holds, VolumeChange};
 use host::display::Screens;
 use host::input::Hub;
 use host::memory::Memory;
@@ -168,11 +168,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Returns a callback that holds the machine while the file system of a disk image is full.
-    pub fn on_full(&self) -> OnFull {
+    /// The reasons for requests of a disk to wait. The whole machine waits for space on a volume.
+    pub fn holds(&self) -> Holds {
         let events = self.events.clone();
-        Arc::new(move |now: VolumeChange| {
+        let full = Arc::new(move |now: VolumeChange| {
             events(if now.full { Event::StopProcessors } else { Event::ResumeProcessors });
-        })
+        });
+        let gate = Some(self.disks.gate()).filter(|gate| !gate.is_open());
+        Holds { full, gate }
     }
 }

@@ -99,7 +99,7 @@ const MAX_QUEUES: u16 = 64;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
-        let image = self.0.open(grants.shared().on_full())?;
+        let image = self.0.open(grants.shared().holds())?;
         self.attach(image, grants)
     }
 

@@ -23,7 +23,7 @@ use crate::grants::Grants;
 
 /// Opens a controller's disk, and registers it with the machine.
 fn open_disk(disk: &disk::Config, grants: &mut dyn Grants) -> anyhow::Result<Arc<Drive>> {
-    let image = disk.open(grants.shared().on_full())?;
+    let image = disk.open(grants.shared().holds())?;
     let drive = disk.drive(image, grants.name())?;
     grants.shared().disks.add(&drive);
     Ok(drive)

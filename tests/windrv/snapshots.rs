@@ -225,7 +225,7 @@ impl Life {
         ensure!(status == 0, "vmm ended with status {status}");
         self.before.push_str(&self.running.stdout.text());
         self.found.push(self.find(&dir)?);
-        let how = self.random.choose(&["", ",copy", ",unchecked"]);
+        let how = self.random.choose(&["", ",copy", ",check=off"]);
         self.running = Running::vmm(&["run", "--restore", &format!("{}{how}", dir.display())])?;
         // Then it has opened all files.
         ensure!(self.client()?.is_some(), "it was not restored: {}", self.running.stderr.text());

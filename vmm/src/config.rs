@@ -30,7 +30,7 @@ pub use self::boot::BootOrder;
 pub use self::display::{Absent, Adapter, Display, Present};
 pub use self::features::{Features, Hidden, Hide, Vendor};
 pub use self::item::Item;
-pub use self::restore::{Cloning, Incoming, Options, Restore};
+pub use self::restore::{Checks, Cloning, Incoming, Options, Restore};
 pub use self::smbios::Smbios;
 use self::suggestions::suggest;
 pub use crate::msr::UnknownMsr;
@@ -207,15 +207,17 @@ options! {
     /// snapshot; devices, processors and memory must be the same, and disks as they were. Memory is
     /// read from the snapshot when the guest uses it, so the folder must stay unchanged until the
     /// machine ends; `copy` reads and checks all of it at first, into huge pages if the host has
-    /// them. `unchecked` skips the checksums of memory that is not copied. With `paused`, the guest
-    /// waits for `vmm ctl resume`. With `options=given`, no option comes from the snapshot: its
-    /// guest may have taken the machine over that wrote it. With `clone=FOLDER`, the machine is a
-    /// clone, of which there may be many at a time: in this new folder it gets a qcow2 image over
-    /// each writable disk, a copy of `--vars`, and `config.json` for later starts with `--config`.
-    /// With `clone` alone, you give these, and the images are empty. The guest gets a new VM
-    /// Generation ID, unless the machine ended with the snapshot and is no clone. Restore only your
-    /// own snapshots.
-    "restore" "DIR[,clone[=FOLDER]][,copy][,unchecked][,paused][,options=given]"
+    /// them. Otherwise its checksums are compared while the guest runs, whose writes to disks wait
+    /// until then: damaged memory ends the machine, and its disks are as they were. With
+    /// `check=first` the guest runs only afterwards, with `off` nothing is compared. With `paused`,
+    /// the guest waits for `vmm ctl resume`, and its disks do not change until then. With
+    /// `options=given`, no option comes from the snapshot: its guest may have taken over the
+    /// machine that wrote it. With `clone=FOLDER`, it is a clone, of which there may be many at a
+    /// time: in this new folder it gets a qcow2 image over each writable disk, a copy of `--vars`,
+    /// and `config.json` for later starts with `--config`. With `clone` alone, you give these, and
+    /// the images are empty. The guest gets a new VM Generation ID, unless the machine ended with
+    /// the snapshot and is no clone. Restore only your own snapshots.
+    "restore" "DIR[,clone[=FOLDER]][,copy][,check=first|later|off][,paused][,options=given]"
         restore: Option<Restore>,
     /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with
     /// it. Options that are not given are those of the machine, addresses of viewers and sockets

@@ -29,6 +29,8 @@ use devices::pci::{Address, lpc};
 use devices::platform::{flash, fw_cfg, serial};
 use devices::registry;
 use devices::usb::xhci;
+use host::disk::Disks;
+use host::gate::Gate;
 use host::lock;
 use host::memory::Memory;
 use host::ram::GuestMemoryMmap;
@@ -57,6 +59,7 @@ use self::direct::Direct;
 use self::firmware::Source;
 pub use self::generation::Generation;
 use self::saved::Built;
+pub use self::saved::Unchecked;
 
 /// Default slot of the display.
 const DISPLAY_SLOT: Address = Address::new(1, 0);
@@ -83,7 +86,7 @@ pub struct Machine {
     /// The process's pages, which tell unchanged memory.
     pages: Arc<Pages>,
     /// The snapshot that the machine was restored from.
-    origin: Option<Origin>,
+    origin: Option<Arc<Origin>>,
     /// Where the machine continues, while it stays paused after it was saved.
     parked: Option<Moment>,
 }
@@ -259,12 +262,15 @@ pub fn build(
 
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
     let mut board = Board::new(memory, vm.clone() as Arc<dyn Hypervisor>, events);
+    board.shared.disks = Arc::new(Disks::behind(gate(snapshot, &plan.config)));
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
     let layout = saved::layout(&board);
     let built = Built { layout, files, cpuid, generation: generation_id };
 
     vm.finish()?;
+    // A guest that continues does not wait for this: see `settle_timer`.
+    snapshot.map_or_else(|| vm.discard_lost_ticks(), |_| Ok(()))?;
     vm.filter_registers(plan.hyperv == Some(Provider::Own))?;
     let vcpus =
         built.cpuid.iter().zip(&plan.apic_ids).enumerate().map(|(index, (cpuid, apic_id))| {
@@ -274,13 +280,9 @@ pub fn build(
         });
     let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
     let policy = Policy::new(plan.config.msr, plan.hyperv.is_some());
-    let mut registers = Registers { policy, hyperv: None };
-    if let (Some(Provider::Own), Some(first)) = (plan.hyperv, vcpus.first()) {
-        let tsc = Tsc { hertz: first.tsc_hertz()?, now: first.tsc()? };
-        let clock = vm.clone();
-        let stable = Box::new(move || clock.has_stable_tsc());
-        registers.hyperv = Some(Own::new(board.shared.memory.clone(), tsc, stable));
-    }
+    let first = vcpus.first().filter(|_| plan.hyperv == Some(Provider::Own));
+    let hyperv = first.map(|first| own_hyperv(first, &vm, &board.shared.memory)).transpose()?;
+    let registers = Registers { policy, hyperv };
     let processors = Processors::new(vcpus, board.shared.spaces.clone(), registers, on_stop);
     let (config, generation) = (plan.config, plan.generation);
     let machine = Machine {
@@ -301,6 +303,21 @@ pub fn build(
     };
     snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, marks))?;
     Ok(machine)
+}
+
+/// Our own interface of Hyper-V.
+fn own_hyperv(first: &Vcpu, vm: &Arc<Vm>, memory: &Memory) -> anyhow::Result<Own> {
+    let tsc = Tsc { hertz: first.tsc_hertz()?, now: first.tsc()? };
+    let clock = vm.clone();
+    let stable = Box::new(move || clock.has_stable_tsc());
+    Ok(Own::new(memory.clone(), tsc, stable))
+}
+
+/// The gate in front of the machine's files: closed until its memory is checked, and until the
+/// guest goes on.
+fn gate(snapshot: Option<&Snapshot>, config: &Config) -> Arc<Gate> {
+    let unchecked = snapshot.is_some_and(|it| it.is_checked_later(&config.memory));
+    Arc::new(Gate::new(unchecked, snapshot.is_some_and(Snapshot::waits)))
 }
 
 /// The ranges of RAM of the machine that arrives here. Fails if this host cannot run it.

@@ -1,5 +1,6 @@
 //! Runs a machine from power-on to the exit status: the main thread's event loop.
 
+mod check;
 mod commands;
 mod migrate;
 mod sleep;
@@ -44,6 +45,10 @@ pub enum Notice {
     Control(Request),
     /// The memory of a machine that moves was sent, or that failed.
     Prepared(Box<Prepared>),
+    /// The memory of the snapshot is sound, from which the machine continued.
+    Checked,
+    /// It is damaged.
+    Damaged(anyhow::Error),
     /// A machine that moves writes too fast: its processors stop for a moment.
     Slow(Slow),
 }
@@ -167,8 +172,9 @@ fn run_with(
     }
     *arrival = None;
     let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
-    let status = main_loop.run();
+    let status = main_loop.check_memory().and_then(|()| main_loop.run());
     if status.is_err() {
+        main_loop.machine.shared().disks.gate().shut();
         main_loop.machine.pause();
         // Hand buffered data of devices to the host, unless another machine may have their files.
         if !main_loop.machine.is_parked() {
@@ -252,10 +258,18 @@ struct MainLoop {
     crashes: RateLimit,
     /// After a request to shut down: when to stop waiting for the guest, and the exit status then.
     end: Option<(Instant, u8)>,
-    /// Commands that came while the machine was saved or reset, and the end of a migration.
-    deferred: VecDeque<Notice>,
+    deferred: Deferred,
     /// The error of a command that ends the machine.
     failed: Option<anyhow::Error>,
+}
+
+/// Commands and notices for later.
+#[derive(Default)]
+struct Deferred {
+    /// Commands that came while the machine was saved or reset, and the end of a migration.
+    now: VecDeque<Notice>,
+    /// Commands that wait until the memory of a snapshot is checked.
+    after_check: Vec<Request>,
 }
 
 /// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time
@@ -324,7 +338,7 @@ impl MainLoop {
             resets: Resets::default(),
             crashes: RateLimit::default(),
             end: None,
-            deferred: VecDeque::new(),
+            deferred: Deferred::default(),
             failed: None,
         }
     }
@@ -332,7 +346,7 @@ impl MainLoop {
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
-                _ if !self.deferred.is_empty() => self.deferred.pop_front(),
+                _ if !self.deferred.now.is_empty() => self.deferred.now.pop_front(),
                 None => self.notices.receiver.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
@@ -369,6 +383,8 @@ impl MainLoop {
                 self.resume_if_allowed();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
+            Notice::Checked => self.checked(),
+            Notice::Damaged(error) => return Err(error),
             Notice::Slow(slow) => self.slow_down(&slow),
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
             Notice::Stopped(stop) => return self.stopped(stop),
@@ -422,7 +438,7 @@ impl MainLoop {
                 | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}
                 // A reset may be a part of another command.
                 later @ (Notice::Control(_) | Notice::Prepared(_)) => {
-                    self.deferred.push_back(later);
+                    self.deferred.now.push_back(later);
                 }
                 other => deferred.push(other),
             }
@@ -469,6 +485,8 @@ impl MainLoop {
     /// Switches the machine off: pauses the processors and parks the devices.
     fn switch_off(&mut self, status: u8) -> u8 {
         self.wake_up();
+        // A processor may wait for it.
+        self.machine.shared().disks.gate().shut();
         self.machine.pause();
         // A machine that has moved must not touch its files any more.
         if status != Status::Moved as u8 {

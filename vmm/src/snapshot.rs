@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryBackend as _;
 
 use self::memory::Part;
-use crate::config::{Config, Memory, Restore};
+use crate::config::{Checks, Config, Memory, Restore};
 use crate::hyperv;
 use crate::kvm::{state, vm};
 use crate::ram;
@@ -186,6 +186,17 @@ pub struct Origin {
     pub parts: Vec<Part>,
 }
 
+impl Origin {
+    /// Checks the first parts. `step` is called again and again, and its error ends the check.
+    pub fn check(
+        &self,
+        parts: usize,
+        step: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        memory::check(&self.file, memory::places(&self.parts).take(parts), step)
+    }
+}
+
 impl Snapshot {
     /// Opens a snapshot, and checks all but the contents of memory.
     pub fn open(from: &Restore) -> anyhow::Result<Self> {
@@ -210,14 +221,28 @@ impl Snapshot {
         Ok(Self { saved, memory: Contents::File(memory, from.clone()) })
     }
 
-    /// Checks the contents of memory, unless they are not to be checked or are read later anyway.
+    /// Checks the contents of memory, if the guest is to run only afterwards.
     pub fn check(&self) -> anyhow::Result<()> {
         let Contents::File(file, from) = &self.memory else { return Ok(()) };
-        if from.unchecked || from.copy {
+        if from.copy || from.check != Checks::First {
             return Ok(());
         }
-        let checked = memory::check(file, &self.saved.memory).context(MEMORY);
+        let checked = memory::check(file, memory::places(&self.saved.memory), || Ok(()));
+        let checked = checked.context(MEMORY);
         refused(checked.with_context(|| format!("--restore {}", from.dir.display())))
+    }
+
+    /// Whether the guest waits for `vmm ctl resume`, and its disks are as they were until then.
+    pub fn waits(&self) -> bool {
+        matches!(&self.memory, Contents::File(_, from) if from.paused)
+    }
+
+    /// Whether the contents of memory are checked while the guest runs.
+    pub fn is_checked_later(&self, memory: &Memory) -> bool {
+        match &self.memory {
+            Contents::File(_, from) => from.check == Checks::Later && !is_copied(from, memory),
+            Contents::Received(_) => false,
+        }
     }
 
     /// Guest RAM with the contents of the snapshot.
@@ -230,8 +255,7 @@ impl Snapshot {
             Contents::File(file, from) => (file, from),
             Contents::Received(received) => return Ok(received.ram.clone()),
         };
-        // Memory in huge pages cannot be that of a file.
-        if !from.copy && memory.hugepages.is_none() {
+        if !is_copied(from, memory) {
             return ram::map(memory, ranges, Some(file));
         }
         let ram = ram::map(memory, ranges, None)?;
@@ -240,6 +264,11 @@ impl Snapshot {
         }
         Ok(ram)
     }
+}
+
+/// Whether memory is read and checked at first. Memory in huge pages cannot be that of a file.
+fn is_copied(from: &Restore, memory: &Memory) -> bool {
+    from.copy || memory.hugepages.is_some()
 }
 
 /// Gives the error about a snapshot that is damaged or does not fit its own exit status.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use ::host::lock;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
-use vmm::config::{Options, Restore};
+use vmm::config::{Checks, Options, Restore};
 use vmm::control::snapshot as files;
 use vmm::control::{Client, Command, Then};
 
@@ -156,10 +156,10 @@ impl SuspendFolder {
     }
 
     /// The snapshot, if there is one. No option comes from it: its guest may have taken over the
-    /// machine that wrote it.
+    /// machine that wrote it. It is removed when its guest runs, so all of it is checked before.
     pub fn restore(&self) -> Option<Restore> {
-        let (dir, options) = (self.path.clone(), Options::Given);
-        self.continues.then(|| Restore { dir, options, paused: true, ..Restore::default() })
+        let (dir, options, check) = (self.path.clone(), Options::Given, Checks::First);
+        self.continues.then(|| Restore { dir, options, check, paused: true, ..Restore::default() })
     }
 
     /// The error about a machine that does not continue.

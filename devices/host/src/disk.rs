@@ -33,6 +33,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::gate::Gate;
 use crate::memory::{Memory, Piece};
 
 pub use backing::BackingFile;
@@ -74,6 +75,14 @@ pub struct Below {
     pub files: Vec<Metadata>,
     /// Nothing was written above these files: the image is the disk that they are.
     pub untouched: bool,
+}
+
+/// The reasons for requests of a machine's disks to wait.
+#[derive(Clone)]
+pub struct Holds {
+    pub full: OnFull,
+    /// Writes wait while it is closed.
+    pub gate: Option<Arc<Gate>>,
 }
 
 /// One disk, open and locked.

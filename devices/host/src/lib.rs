@@ -28,6 +28,7 @@ pub mod disk;
 pub mod display;
 pub mod failure;
 pub mod fnv;
+pub mod gate;
 pub mod hex;
 pub mod input;
 pub mod keyvalue;

@@ -67,7 +67,7 @@ impl Build for Config {
         };
         let opener = {
             let shared = grants.shared();
-            MediumOpener::new(disk, grants.name(), shared.on_full(), shared.disks.clone())
+            MediumOpener::new(disk, grants.name(), shared.holds(), shared.disks.clone())
         };
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {

@@ -22,7 +22,7 @@ impl Build for Config {
     fn build(mut self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let queues = self.0.queues.get_or_insert(1);
         ensure!(*queues == 1, "queues={queues}: a SATA disk has one queue: leave it out");
-        let image = self.0.open(grants.shared().on_full())?;
+        let image = self.0.open(grants.shared().holds())?;
         self.attach_image(image, grants)
     }
 

@@ -32,6 +32,7 @@ use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::hypervisor::{Backing, GuestAccess};
 use host::disk::Disks;
+use host::gate::Gate;
 use host::lock;
 
 /// `--device flash,code=OVMF_CODE_4M.fd,vars=VARS.fd`
@@ -222,6 +223,7 @@ struct Bank {
     memory: Arc<dyn Backing>,
     writes: Writes,
     chip: Chip,
+    gate: Arc<Gate>,
     /// The offset and the array's bytes that the status replaces now.
     masked: Option<(u64, Vec<u8>)>,
 }
@@ -263,7 +265,8 @@ impl Bank {
         memory.write(0, bytes);
         memory.map(Some(at))?;
         let chip = Chip::default();
-        Ok(Self { region, commands, memory, writes, chip, masked: None })
+        let gate = grants.shared().disks.gate();
+        Ok(Self { region, commands, memory, writes, chip, gate, masked: None })
     }
 
     fn command(&mut self, offset: u64, data: &[u8]) {
@@ -301,6 +304,7 @@ impl Bank {
                 self.memory.write(offset, data);
                 true
             }
+            Writes::File(_) if !self.gate.pass() => false,
             Writes::File(store) => {
                 self.memory.write(offset, data);
                 store.write(offset, data, self.memory.as_ref())

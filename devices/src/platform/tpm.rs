@@ -35,6 +35,7 @@ use crate::device::{Access, Device, Kind, Region, Saved};
 use crate::grants::{Build, Grants};
 use crate::hypervisor::Hypervisor;
 use crate::worker::Worker;
+use host::gate::Gate;
 use host::swtpm::{self, MAX_MESSAGE, NO_SESSIONS, State, Swtpm};
 
 /// `--device tpm,path=PATH`
@@ -113,6 +114,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// TPM 2.0 Library, Part 2, 6.6.3: the response code of a TPM in failure mode.
 const TPM_RC_FAILURE: u32 = 0x101;
 const TPM_RC_COMMAND_SIZE: u32 = 0x142;
+/// 6.6.3: the TPM was not able to start the command.
+const TPM_RC_RETRY: u32 = 0x922;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
@@ -124,6 +127,7 @@ impl Build for Config {
         Ok(Box::new(Tpm {
             presence,
             host: grants.shared().hypervisor.clone(),
+            gate: grants.shared().disks.gate(),
             registers: Registers::default(),
             exchange: Arc::default(),
             bell: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the TPM")?),
@@ -191,6 +195,7 @@ struct Tpm {
     /// The region of the physical presence interface.
     presence: Region,
     host: Arc<dyn Hypervisor>,
+    gate: Arc<Gate>,
     registers: Registers,
     exchange: Arc<Mutex<Exchange>>,
     bell: Arc<EventFd>,
@@ -209,8 +214,9 @@ fn error(code: u32) -> Vec<u8> {
     [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
 }
 
-/// Performs the pending work. Runs on the thread.
-fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
+/// Performs the pending work. Runs on the thread. A guest whose memory is `unchecked` changes
+/// nothing: its driver sends a command again that could not be executed yet.
+fn serve(swtpm: &mut Swtpm, (exchange, cancel): (&Mutex<Exchange>, &OwnedFd), unchecked: bool) {
     let (power_on, command) = {
         let mut exchange = lock(exchange);
         if exchange.parked {
@@ -223,8 +229,10 @@ fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     if power_on {
         swtpm.power_on();
     }
-    let response =
-        command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
+    let response = command.map(|it| match unchecked {
+        true => error(TPM_RC_RETRY),
+        false => swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)),
+    });
     let asked = {
         let mut exchange = lock(exchange);
         (exchange.broken, exchange.busy) = (swtpm.broken, false);
@@ -480,7 +488,10 @@ impl Device for Tpm {
         if let Some(swtpm) = self.swtpm.take() {
             let (exchange, cancel) = (self.exchange.clone(), self.cancel.clone());
             let bells = vec![self.bell.clone()];
-            let step = move |swtpm: &mut Swtpm, _: usize| serve(swtpm, &exchange, &cancel);
+            let gate = self.gate.clone();
+            let step = move |swtpm: &mut Swtpm, _: usize| {
+                serve(swtpm, (&exchange, &cancel), gate.is_unchecked());
+            };
             self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);
         }
         let mut exchange = lock(&self.exchange);

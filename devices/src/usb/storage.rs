@@ -217,7 +217,7 @@ impl Build for Config {
         let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
         let opener = {
             let shared = grants.shared();
-            MediumOpener::new(disk, grants.name(), shared.on_full(), shared.disks.clone())
+            MediumOpener::new(disk, grants.name(), shared.holds(), shared.disks.clone())
         };
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {

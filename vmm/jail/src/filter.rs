@@ -169,6 +169,7 @@ const KVM: &[u64] = &[
     0xaea3, // GET_TSC_KHZ
     0xaea6, // GET_XCRS
     0xaea7, // SET_XCRS
+    0xae71, // REINJECT_CONTROL
     0xaead, // KVMCLOCK_CTRL
     0xaebe, // GET_NESTED_STATE
     0xaebf, // SET_NESTED_STATE
@@ -299,6 +300,9 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     calls.insert(libc::SYS_fcntl, one_of(1, &commands)?);
     // Only for this process: limits can be read, but not set.
     calls.insert(libc::SYS_prlimit64, null(2)?);
+    // A thread may give way to the others.
+    let this_thread = [word(0, SeccompCmpOp::Eq, 0)?, word(1, SeccompCmpOp::Eq, 0)?];
+    calls.insert(libc::SYS_setpriority, vec![SeccompRule::new(this_thread.to_vec())?]);
     let network = if needs.network { NETWORK } else { &[] };
     let ioctls = [KVM, FILES, BLOCK, USB, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
@@ -458,6 +462,9 @@ mod test {
         ("ioctl", libc::SYS_ioctl, |_| {
             // The ioctl next to TIOCSTI: a terminal's foreground process.
             rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
+        }),
+        ("priority", libc::SYS_setpriority, |_| {
+            rustix::process::setpriority_pgrp(None, 5).ok();
         }),
         ("signal", libc::SYS_kill, |_| {
             let first = rustix::process::Pid::from_raw(1).unwrap();

@@ -69,13 +69,25 @@ impl<'de> Deserialize<'de> for Cloning {
     }
 }
 
+/// When the contents of memory are compared with their checksums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Checks {
+    /// While the guest runs, whose writes to its disks wait until then.
+    #[default]
+    Later,
+    /// Before the guest runs.
+    First,
+    Off,
+}
+
 /// The snapshot to restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Restore {
     pub dir: PathBuf,
     pub copy: bool,
-    pub unchecked: bool,
+    pub check: Checks,
     /// The processors wait for `vmm ctl resume`.
     pub paused: bool,
     pub options: Options,

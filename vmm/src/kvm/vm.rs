@@ -100,11 +100,6 @@ impl Vm {
         self.fd.create_irq_chip().context("interrupt controllers")?;
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).context("the timer")?;
-        if self.fd.check_extension(Cap::ReinjectControl) {
-            // Like QEMU's q35 (`lost_tick_policy=discard`). KVM cannot use AVIC and APICv while it
-            // reinjects ticks, because it must see the end of each timer interrupt.
-            fd::discard_lost_ticks(&self.fd)?;
-        }
         self.table.lock().expect("no thread panicked").load(&self.fd)?;
         self.enable(KVM_CAP_X2APIC_API, 3);
         // Unknown and invalid MSRs, and those of a filter, exit to this process, so that the policy
@@ -112,6 +107,17 @@ impl Vm {
         self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b111);
         *self.power_on.lock().expect("no thread panicked") = Some(self.chips()?);
         Ok(())
+    }
+
+    /// Like QEMU's q35 (`lost_tick_policy=discard`). KVM cannot use AVIC and APICv while it
+    /// reinjects ticks, because it must see the end of each timer interrupt.
+    ///
+    /// It often takes 15 ms: the kernel waits for a grace period, and accesses to the timer wait.
+    pub fn discard_lost_ticks(&self) -> anyhow::Result<()> {
+        match self.fd.check_extension(Cap::ReinjectControl) {
+            true => fd::discard_lost_ticks(&self.fd),
+            false => Ok(()),
+        }
     }
 
     /// The interrupt controllers and the timer as they are now.

@@ -6,19 +6,22 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::thread::{Builder, sleep};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use devices::board::Board;
 use devices::device;
 use devices::grants::Claim;
 use devices::registry;
+use host::gate::Gate;
 use host::ram::{GuestRegionMmap, MmapRegion};
 use host::uuid::Uuid;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 use vm_memory::{GuestMemoryBackend as _, VolatileMemory as _};
 
 use super::{Machine, Plan};
-use crate::config::{Cloning, Config};
+use crate::config::{Cloning, Config, Restore};
 use crate::cpuid;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
@@ -47,6 +50,19 @@ pub(super) struct Built {
     /// The configured VM Generation ID.
     pub(super) generation: Option<String>,
 }
+
+/// Memory with the contents of a snapshot, which are not checked yet.
+pub struct Unchecked {
+    pub origin: Arc<Origin>,
+    /// The number of its parts that are RAM.
+    pub parts: usize,
+    pub restore: Restore,
+    /// It stays closed until they are checked.
+    pub gate: Arc<Gate>,
+}
+
+/// How long a restored guest runs before its timer is set up.
+const FIRST_MOMENT: Duration = Duration::from_millis(100);
 
 /// The kind of devices whose state is in hardware.
 const HARDWARE: &str = "usb-host";
@@ -188,7 +204,7 @@ impl Machine {
     /// Gives the memory back to the host, after `save`: until it is used again, it is in this file.
     pub fn sleep(&mut self, file: File, parts: Vec<memory::Part>) -> anyhow::Result<()> {
         // Before the first region is mapped, because the next snapshot relies on it.
-        let origin = self.origin.insert(Origin { file, parts });
+        let origin = self.origin.insert(Arc::new(Origin { file, parts }));
         ram::sleep(&self.ram, &origin.file).context("the guest's memory cannot be returned")
     }
 
@@ -365,11 +381,12 @@ impl Machine {
         let moved = matches!(snapshot.memory, snapshot::Contents::Received(_));
         self.waits = match snapshot.memory {
             snapshot::Contents::File(file, from) => {
-                self.origin = Some(Origin { file, parts });
+                self.origin = Some(Arc::new(Origin { file, parts }));
                 from.paused
             }
             snapshot::Contents::Received(_) => then == Then::Pause,
         };
+        self.settle_timer()?;
         self.board.park();
         self.fresh = false;
         if moved {
@@ -397,6 +414,29 @@ impl Machine {
             tracing::warn!("the guest does not learn of its new VM Generation ID: {error:#}");
         }
         Ok(())
+    }
+
+    /// Sets the timer (PIT) of a restored machine up, when the guest has run for a moment: it has
+    /// hardly a use for it, and first of all it should run.
+    fn settle_timer(&self) -> anyhow::Result<()> {
+        let vm = self.vm.clone();
+        let body = move || {
+            sleep(FIRST_MOMENT);
+            if let Err(error) = vm.discard_lost_ticks() {
+                tracing::warn!("ticks that the guest misses are delivered late: {error:#}");
+            }
+        };
+        Builder::new().name("timer".into()).spawn(body).context("a thread")?;
+        Ok(())
+    }
+
+    /// The machine's memory, if it must be checked yet.
+    pub fn unchecked(&self) -> Option<Unchecked> {
+        let (origin, restore) = (self.origin.clone()?, self.config.restore.as_ref()?);
+        let gate = self.board.shared.disks.gate();
+        // The memory of devices was checked when it was read.
+        let (parts, restore) = (self.ram.num_regions(), restore.clone());
+        gate.is_unchecked().then_some(Unchecked { origin, parts, restore, gate })
     }
 
     fn fill_device_memory(&self, snapshot: &Snapshot) -> anyhow::Result<()> {

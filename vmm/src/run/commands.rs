@@ -38,6 +38,10 @@ impl MainLoop {
             request.answer(Err(anyhow::anyhow!(why)));
             return None;
         }
+        if self.waits_for_check(&request.command) {
+            self.deferred.after_check.push(request);
+            return None;
+        }
         let mut files = std::mem::take(&mut request.files);
         let answer = match &request.command {
             Command::Status => Ok(self.status()),
@@ -51,7 +55,10 @@ impl MainLoop {
                 saved
             }
             Command::MigrateCancel => self.cancel_migration(),
-            Command::Reset => self.reset(Reset::ByCommand).map(|()| json!({})),
+            Command::Reset => {
+                let reset = self.reset(Reset::ByCommand).map(|()| json!({}));
+                reset.map_err(|error| self.fail(error))
+            }
             Command::PowerButton => press(&self.machine.shared().buttons),
             Command::Nmi => self.nmi(),
             Command::Registers => Ok(json!({ "registers": self.registers() })),
@@ -119,6 +126,8 @@ impl MainLoop {
             "uuid": self.machine.config.smbios.uuid,
             "vmgenid": self.machine.generation.show(),
             "jail": self.jail.status(),
+            // Until the memory of a snapshot is checked, and a guest that is to wait is resumed.
+            "writes_wait": self.machine.shared().disks.gate().is_closed(),
             // null unless the machine is being moved.
             "migration": self.show_migration(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
@@ -168,6 +177,7 @@ impl MainLoop {
             self.machine.wake_clocks();
         }
         self.paused = false;
+        self.machine.shared().disks.gate().resumed();
         self.resume_if_allowed();
         Ok(json!({}))
     }
@@ -282,7 +292,7 @@ impl MainLoop {
             let ended = match self.notices.receiver.try_recv() {
                 Err(_) => return Ok(()),
                 Ok(Notice::Control(request)) => {
-                    self.deferred.push_back(Notice::Control(request));
+                    self.deferred.now.push_back(Notice::Control(request));
                     None
                 }
                 Ok(notice) => self.handle(notice).map_err(|error| self.fail(error))?,

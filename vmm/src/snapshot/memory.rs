@@ -199,10 +199,14 @@ pub fn check_length(file: &File, parts: &[Part]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks all contents.
-pub fn check(file: &File, parts: &[Part]) -> anyhow::Result<()> {
-    for (at, part) in places(parts) {
-        each_chunk(file, at, part, |_, _| Ok(()))?;
+/// Checks all contents, and calls `step` after each mebibyte that has data.
+pub fn check<'a>(
+    file: &File,
+    places: impl Iterator<Item = (u64, &'a Part)>,
+    mut step: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for (at, part) in places {
+        each_chunk(file, at, part, |_, _| step())?;
     }
     Ok(())
 }
@@ -324,7 +328,7 @@ mod test {
         let (region, file) = (mapping(), tempfile::tempfile().unwrap());
         let mut writer = Writer::new(&file, Limit::new(None));
         let parts = [write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
-        let damaged = || check(&file, &parts).err().map(|it| it.to_string());
+        let damaged = || check(&file, places(&parts), || Ok(())).err().map(|it| it.to_string());
         assert_eq!(damaged(), None);
         for at in [7, CHUNK + 9, 2 * CHUNK, 3 * CHUNK + PAGE - 1] {
             let mut old = [0];

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backing::BackingFile;
 use super::format::{Format, choose};
-use super::full::{OnFull, RetryWhenFull};
+use super::full::RetryWhenFull;
 use super::limit::Limited;
 use super::medium::{Medium, Report};
 use super::overlay::Overlay;
@@ -21,7 +21,7 @@ use super::raw::{Raw, check_size, open_locked};
 use super::rings::Rings;
 use super::threads::Threaded;
 use super::uring::Ring;
-use super::{Channel, Drive, Geometry, Image, LockedFile, qcow2};
+use super::{Channel, Drive, Geometry, Holds, Image, LockedFile, qcow2};
 use crate::fnv;
 use crate::memory::Memory;
 use crate::pci::Address;
@@ -212,11 +212,11 @@ impl Config {
         self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
-    pub fn open(&self, full: OnFull) -> anyhow::Result<Arc<dyn Image>> {
+    pub fn open(&self, holds: Holds) -> anyhow::Result<Arc<dyn Image>> {
         if self.file == Expected::Nothing {
             return Ok(super::memory(self.sector.bytes().into()));
         }
-        open(self, Some(full))
+        open(self, Some(holds))
     }
 
     /// Wraps an open disk for operators, who use the controller's name.
@@ -255,7 +255,7 @@ impl Config {
 
 /// Opens and locks a disk, and adds the layers of its configuration: an overlay, waiting for free
 /// space, rate limits.
-pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Image>> {
+pub fn open(config: &Config, holds: Option<Holds>) -> anyhow::Result<Arc<dyn Image>> {
     let name = config.path.display().to_string();
     for (key, limit) in [("iops", config.iops), ("bandwidth", config.bandwidth.map(|it| it.0))] {
         ensure!(limit != Some(0), "`{key}=0` would block the disk: leave it out for no limit");
@@ -290,7 +290,7 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
     let image: Arc<dyn Image> = if config.is_read_only() {
         image
     } else {
-        Arc::new(RetryWhenFull::new(image, &config.path, full))
+        Arc::new(RetryWhenFull::new(image, &config.path, holds))
     };
     Ok(match (config.iops, config.bandwidth) {
         (None, None) => image,

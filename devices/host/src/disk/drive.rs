@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use anyhow::bail;
 
 use super::{Geometry, Image, Tray};
+use crate::gate::Gate;
 
 /// Called after a disk has grown, on the thread that made it grow. Notifies the guest.
 pub type Watch = Box<dyn Fn() + Send>;
@@ -71,9 +72,20 @@ pub struct Disks {
     trays: Mutex<Vec<Weak<dyn Tray>>>,
     /// Files besides disks with a lock that excludes other machines.
     locked: Mutex<Vec<Weak<File>>>,
+    gate: Arc<Gate>,
 }
 
 impl Disks {
+    /// Disks that are written only while this gate is open.
+    pub fn behind(gate: Arc<Gate>) -> Self {
+        Self { gate, ..Self::default() }
+    }
+
+    /// In front of the disks, and of other files with the machine's state.
+    pub fn gate(&self) -> Arc<Gate> {
+        self.gate.clone()
+    }
+
     pub fn add(&self, drive: &Arc<Drive>) {
         let mut drives = self.drives.lock().expect("no device panicked");
         // Ejected media are gone.

@@ -1,5 +1,6 @@
 //! Handles a full volume: requests that found no room are kept and tried again, instead of being
-//! reported to the guest as errors.
+//! reported to the guest as errors. Writes that may not begin yet, because a gate is closed, are
+//! kept here, too: a layer of its own would be one epoll more than Linux nests.
 //!
 //! A callback is called when the volume is full, so that the machine pauses, and again when there
 //! is room, so that it resumes. Reads continue meanwhile. A machine that is switched off or reset
@@ -12,10 +13,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::Timer;
-use super::{Below, Channel, Completion, Fault, Geometry, Image, LockedFile, Operation, Request};
+use super::{
+    Below, Channel, Completion, Fault, Geometry, Holds, Image, LockedFile, Operation, Request,
+};
+use crate::gate::Gate;
 use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a channel that holds writes looks at the gate.
+const GATE_INTERVAL: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeChange {
@@ -37,6 +43,7 @@ pub type OnFull = Arc<dyn Fn(VolumeChange) + Send + Sync>;
 pub(super) struct RetryWhenFull {
     inner: Arc<dyn Image>,
     volume: Arc<Volume>,
+    gate: Option<Arc<Gate>>,
 }
 
 /// State shared by all channels of a disk.
@@ -71,9 +78,10 @@ impl Volume {
 }
 
 impl RetryWhenFull {
-    pub(super) fn new(inner: Arc<dyn Image>, path: &Path, on_full: Option<OnFull>) -> Self {
+    pub(super) fn new(inner: Arc<dyn Image>, path: &Path, holds: Option<Holds>) -> Self {
+        let (on_full, gate) = holds.map(|it| (it.full, it.gate)).unzip();
         let volume = Volume { path: path.to_owned(), on_full, waiting: Mutex::new(0) };
-        Self { inner, volume: Arc::new(volume) }
+        Self { inner, volume: Arc::new(volume), gate: gate.flatten() }
     }
 }
 
@@ -108,6 +116,8 @@ impl Image for RetryWhenFull {
             in_flight: HashMap::new(),
             kept: Vec::new(),
             due: None,
+            gate: self.gate.clone(),
+            held: Vec::new(),
         }))
     }
 
@@ -135,9 +145,31 @@ struct Waiting {
     kept: Vec<Request>,
     /// The time of the next attempt with the kept requests.
     due: Option<Instant>,
+    /// `None` once it is open, because it stays so.
+    gate: Option<Arc<Gate>>,
+    /// Writes that wait for the gate.
+    held: Vec<Request>,
 }
 
 impl Waiting {
+    /// Sends the writes that wait for the gate, if it is open.
+    fn look_at_gate(&mut self) {
+        if self.gate.take_if(|gate| gate.is_open()).is_some() && !self.held.is_empty() {
+            for request in std::mem::take(&mut self.held) {
+                self.send(request, false);
+            }
+            self.inner.submit();
+        }
+        self.set_timer();
+    }
+
+    /// Sets the timer to the next moment at which there is something to do.
+    fn set_timer(&self) {
+        let retry = self.due.map(|due| due.saturating_duration_since(Instant::now()));
+        let look = (!self.held.is_empty()).then_some(GATE_INTERVAL);
+        self.timer.set(retry.into_iter().chain(look).min());
+    }
+
     fn send(&mut self, request: Request, again: bool) {
         if request.operation != Operation::Read {
             let Request { operation, offset, length, .. } = request;
@@ -161,7 +193,7 @@ impl Waiting {
         self.kept.push(Request { tag, operation, offset, length, pieces });
         if self.due.is_none() {
             self.due = Some(Instant::now() + RETRY_INTERVAL);
-            self.timer.set(Some(RETRY_INTERVAL));
+            self.set_timer();
         }
         None
     }
@@ -169,7 +201,11 @@ impl Waiting {
 
 impl Channel for Waiting {
     fn push(&mut self, request: Request) {
-        self.send(request, false);
+        if self.gate.is_none() || !request.operation.is_write() {
+            return self.send(request, false);
+        }
+        self.held.push(request);
+        self.look_at_gate();
     }
 
     fn submit(&mut self) {
@@ -183,9 +219,12 @@ impl Channel for Waiting {
             let answers: Vec<Completion> = done.drain(start..).collect();
             done.extend(answers.into_iter().filter_map(|it| self.sort(it)));
         }
+        if self.gate.is_some() {
+            self.look_at_gate();
+        }
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
-            self.timer.set(None);
+            self.set_timer();
             for request in std::mem::take(&mut self.kept) {
                 self.send(request, true);
             }
@@ -207,6 +246,7 @@ impl Channel for Waiting {
         // again, a full volume is reported again.
         self.volume.count(0, self.kept.len());
         withdrawn.append(&mut self.kept);
+        withdrawn.append(&mut self.held);
         self.due = None;
         self.timer.set(None);
         withdrawn

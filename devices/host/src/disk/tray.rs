@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Changes, Config, Disks, Drive, Expected, FileId, OnFull};
+use super::{Changes, Config, Disks, Drive, Expected, FileId, Holds};
 
 /// A drive from which the operator can eject a medium.
 pub trait Tray: Send + Sync {
@@ -23,14 +23,14 @@ pub trait Tray: Send + Sync {
 pub struct MediumOpener {
     config: Config,
     pub name: String,
-    full: OnFull,
+    holds: Holds,
     disks: Arc<Disks>,
 }
 
 impl MediumOpener {
     /// `name` is the controller's. Opened media are added to `disks`.
-    pub fn new(config: Config, name: &str, full: OnFull, disks: Arc<Disks>) -> Self {
-        Self { config, name: name.to_owned(), full, disks }
+    pub fn new(config: Config, name: &str, holds: Holds, disks: Arc<Disks>) -> Self {
+        Self { config, name: name.to_owned(), holds, disks }
     }
 
     /// Adds the medium to the list of disks.
@@ -41,7 +41,7 @@ impl MediumOpener {
         if matches!(config.overlay, Changes::Patches(_)) && *path != self.config.path {
             config.overlay = Changes::None;
         }
-        let image = config.open(self.full.clone())?;
+        let image = config.open(self.holds.clone())?;
         let drive = Arc::new(Drive::new(&self.name, config.serial()?, path, image));
         self.disks.add(&drive);
         Ok(drive)
@@ -66,7 +66,8 @@ mod test {
         let patch = Patch { offset: 5, old: vec![7], new: vec![8] };
         let overlay = Changes::Patches(vec![patch]);
         let config = Config { readonly: true, overlay, ..Config::new(&first) };
-        let opener = MediumOpener::new(config, "cd", Arc::new(|_| {}), Arc::default());
+        let holds = Holds { full: Arc::new(|_| {}), gate: None };
+        let opener = MediumOpener::new(config, "cd", holds, Arc::default());
         let byte = |path: &Path| {
             let drive = opener.open(path, None).unwrap();
             Driver::new(&drive.image).read(0, 512).unwrap()[5]

@@ -410,3 +410,27 @@ fn with_smm_only_processors_in_it_program_the_flash() {
     drop(bench);
     assert_eq!(fs::read(images.vars()).unwrap()[0x100], 0x55);
 }
+
+#[test]
+fn a_write_waits_for_the_gate_and_fails_if_it_is_shut() {
+    for opens in [true, false] {
+        let images = Images::new();
+        let mut bench = Bench::new(4096);
+        let gate = Arc::new(Gate::new(true, false));
+        bench.board.shared.disks = Arc::new(Disks::behind(gate.clone()));
+        bench.board.add("flash", |grants| images.config().build(grants)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| write(&bench, VARS + 0x100, &[PROGRAM, 0x55]));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!writing.is_finished());
+            assert_eq!(fs::read(images.vars()).unwrap()[0x100], 0xff);
+            if opens { gate.checked() } else { gate.shut() }
+        });
+        let written = if opens { 0x55 } else { 0xff };
+        assert_eq!(fs::read(images.vars()).unwrap()[0x100], written);
+        write(&bench, VARS + 0x100, &[READ_STATUS]);
+        let status = read(&bench, VARS + 0x100);
+        assert_eq!(status & STATUS_PROGRAM_ERROR == 0, opens, "{status:#x}");
+    }
+}

@@ -4,6 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::testutil::Bench;
+use host::disk::Disks;
 use host::testutil::in_time;
 use host::testutil::swtpm::{
     BOASTFUL, CANCELED, CURT, CommandLog, DEAF, DRIP, GONE, HALF, LATE, LATE_DELAY, LONG, RECALL,
@@ -418,4 +419,22 @@ fn requests_for_firmware_outlive_a_reset_and_memory_is_cleared_on_request() {
     let released = bench.hypervisor.released.lock().unwrap().clone();
     assert_eq!((released.len(), released[0].clone()), (1, 0..u64::MAX));
     assert_eq!(bench.read(Kind::Memory, at(0x15a)), [0x10]);
+}
+
+#[test]
+fn commands_are_to_be_sent_again_while_memory_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swtpm");
+    listen_with(&path, NO_SESSIONS, 0xffff);
+    let mut bench = Bench::new(4096);
+    let gate = Arc::new(Gate::new(true, false));
+    bench.board.shared.disks = Arc::new(Disks::behind(gate.clone()));
+    let config = Config { path, absent: false };
+    bench.board.add("tpm", |grants| config.build(grants)).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(execute(&bench, 0x17b, b"x"), error(TPM_RC_RETRY));
+    }
+    gate.checked();
+    assert_eq!(execute(&bench, 0x17b, b"x"), response(NO_SESSIONS, 0, b"x"));
 }

@@ -5,8 +5,9 @@ use std::process::Command;
 use super::super::driver::{Driver, piece};
 use super::super::overlay::Overlay;
 
+use super::super::rehearsal::sparse;
 use super::super::threads::Threaded;
-use super::super::{Config, medium::Medium, open};
+use super::super::{Config, Holds, medium::Medium, open};
 use super::*;
 
 /// The reported changes of a volume.
@@ -62,7 +63,8 @@ fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Repo
     let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone(), errno };
     let (reported, tell) = listener();
     let image = Arc::new(Threaded::new("tight", Arc::new(tight), 1));
-    (Arc::new(RetryWhenFull::new(image, Path::new("tight"), Some(tell))), full, reported)
+    let holds = Holds { full: tell, gate: None };
+    (Arc::new(RetryWhenFull::new(image, Path::new("tight"), Some(holds))), full, reported)
 }
 
 const WRITE: Operation = Operation::Write { durable: false };
@@ -185,7 +187,7 @@ fn fill(volume: &Path) {
         let ballast = volume.join("ballast");
         std::fs::write(&ballast, vec![1; 1 << 20]).unwrap();
         let (reported, tell) = listener();
-        let image = open(&Config::new(&path), Some(tell)).unwrap();
+        let image = open(&Config::new(&path), Some(Holds { full: tell, gate: None })).unwrap();
         let mut driver = Driver::new(&image);
         let data: Vec<u8> = (0..1_500_000_u32 / 512 * 512).map(|it| it.to_le_bytes()[0]).collect();
         driver.memory.write(0, &data).unwrap();
@@ -218,4 +220,60 @@ fn fill(volume: &Path) {
         // The ring may keep the file open a little longer; emptying it frees its room now.
         std::fs::write(&path, []).unwrap();
     }
+}
+
+/// A disk of sevens behind a gate that is closed.
+fn behind_a_gate(path: &Path) -> (Arc<Gate>, Driver) {
+    std::fs::write(path, [7; 1 << 20]).unwrap();
+    let gate = Arc::new(Gate::new(true, false));
+    let holds = Holds { full: Arc::new(|_| {}), gate: Some(gate.clone()) };
+    let config = Config { iops: Some(1_000_000), ..Config::new(path) };
+    (gate, Driver::new(&open(&config, Some(holds)).unwrap()))
+}
+
+/// Pushes a request of each kind that writes, in places of their own.
+fn push_writes(driver: &mut Driver) {
+    driver.memory.write(1 << 20, &[9; 4096]).unwrap();
+    let pieces = [piece(1 << 20, 4096)];
+    driver.push(WRITE, 0, 4096, &pieces);
+    driver.push(Operation::Write { durable: true }, 4096, 4096, &pieces);
+    driver.push(Operation::WriteZeroes { unmap: true }, 8192, 4096, &[]);
+    driver.push(Operation::Discard, 12288, 4096, &[]);
+    driver.channel.submit();
+}
+
+#[test]
+fn writes_wait_for_the_gate_and_reads_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = sparse(&folder, "disk", 1 << 20);
+    let (gate, mut driver) = behind_a_gate(&path);
+    let changed = || std::fs::metadata(&path).unwrap().modified().unwrap();
+    let before = changed();
+    push_writes(&mut driver);
+    assert_eq!(driver.read(0, 512).unwrap(), [7; 512]);
+    driver.flush().unwrap();
+    std::thread::sleep(10 * GATE_INTERVAL);
+    let mut done = Vec::new();
+    driver.channel.reap(&mut done);
+    assert!(done.is_empty() && changed() == before, "{done:?}");
+    gate.checked();
+    assert!(driver.wait(4).iter().all(|it| it.result.is_ok()));
+    let found = std::fs::read(&path).unwrap();
+    assert_eq!([found[0], found[4096], found[8192], found[16384]], [9, 9, 0, 7]);
+    driver.write(0, &[5; 512]).unwrap();
+    assert_eq!(driver.read(0, 512).unwrap(), [5; 512]);
+}
+
+#[test]
+fn writes_behind_a_gate_that_never_opens_are_withdrawn_or_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = sparse(&folder, "disk", 1 << 20);
+    let (gate, mut driver) = behind_a_gate(&path);
+    push_writes(&mut driver);
+    assert_eq!(driver.channel.withdraw().len(), 4);
+    push_writes(&mut driver);
+    gate.shut();
+    assert_eq!(driver.read(0, 512).unwrap(), [7; 512]);
+    drop(driver);
+    assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 7));
 }

@@ -1,0 +1,113 @@
+//! A gate in front of the host's files. While it is closed, writes of a restored machine's devices
+//! wait: until its memory is known to be sound, and until the guest may go on.
+
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// Open by default. An open gate stays open.
+#[derive(Default)]
+pub struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The reasons why it is closed.
+#[derive(Clone, Copy, Default)]
+struct State {
+    unchecked: bool,
+    paused: bool,
+    /// For ever.
+    shut: bool,
+}
+
+impl State {
+    fn is_open(self) -> bool {
+        !self.unchecked && !self.paused && !self.shut
+    }
+}
+
+impl Gate {
+    /// `unchecked`: closed until `checked`. `paused`: closed until `resumed`.
+    pub fn new(unchecked: bool, paused: bool) -> Self {
+        let state = Mutex::new(State { unchecked, paused, shut: false });
+        Self { state, ..Self::default() }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.state().is_open()
+    }
+
+    /// Whether it is closed, and may open.
+    pub fn is_closed(&self) -> bool {
+        let state = self.state();
+        !state.is_open() && !state.shut
+    }
+
+    /// Whether memory is being checked.
+    pub fn is_unchecked(&self) -> bool {
+        let state = self.state();
+        state.unchecked && !state.shut
+    }
+
+    /// The guest's memory is sound.
+    pub fn checked(&self) {
+        self.change(|state| state.unchecked = false);
+    }
+
+    /// The guest may go on.
+    pub fn resumed(&self) {
+        self.change(|state| state.paused = false);
+    }
+
+    /// Closes the gate for ever, unless it is open: no write that waits is ever done.
+    pub fn shut(&self) {
+        self.change(|state| state.shut |= !state.is_open());
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    /// Waits while the gate is closed. Returns whether it is open now.
+    pub fn pass(&self) -> bool {
+        let closed = |state: &mut State| !state.is_open() && !state.shut;
+        let waited = self.changed.wait_while(self.state(), closed);
+        waited.expect(NO_PANIC).is_open()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(NO_PANIC)
+    }
+}
+
+const NO_PANIC: &str = "nothing panics with this lock";
+
+#[cfg(test)]
+mod test {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn it_opens_when_all_reasons_are_gone_and_never_after_it_was_shut() {
+        for (unchecked, paused) in [(true, true), (true, false), (false, true)] {
+            for opens in [true, false] {
+                let gate = Arc::new(Gate::new(unchecked, paused));
+                assert_eq!((gate.is_closed(), gate.is_unchecked()), (true, unchecked));
+                let other = gate.clone();
+                let waiting = thread::spawn(move || other.pass());
+                if !opens {
+                    gate.shut();
+                }
+                gate.checked();
+                assert_eq!(gate.is_open(), opens && !paused);
+                gate.resumed();
+                gate.shut();
+                assert_eq!(waiting.join().unwrap(), opens);
+                assert_eq!([gate.is_open(), gate.is_closed(), gate.pass()], [opens, false, opens]);
+            }
+        }
+        assert!(Gate::default().pass());
+    }
+}

@@ -1,0 +1,264 @@
+//! The memory of a snapshot is checked while its guest runs, whose disks change only afterwards.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Stdio};
+use std::thread::{self, sleep};
+use std::time::{Duration, SystemTime};
+
+use rustix::process::Signal;
+use transom_tests::program::{PATIENCE, connect, report};
+use vmm::control::{self, Command, Then};
+
+use crate::runs_here;
+use crate::snapshot::{Machine, SIZE, disks_are_sound, qcow2};
+
+/// Kinds of disks, and formats of their images.
+const KINDS: [(&str, &str); 3] = [("virtio-blk", "raw"), ("nvme", "qcow2"), ("ahci-disk", "raw")];
+
+/// A machine that ended with a snapshot, with writes in flight. Its memory takes a while to check.
+struct Interrupted {
+    machine: Machine,
+    disk: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Interrupted {
+    fn new((kind, format): (&str, &str)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = match format {
+            "qcow2" => qcow2(folder.path()),
+            _ => folder.path().join("disk"),
+        };
+        if format == "raw" {
+            File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+        }
+        let device = format!("{kind},path={}", disk.display());
+        let way = "seed=7,depth=32,span=8M,requests=3000,wait=poll";
+        let words = format!("checks=none fill=192 disk=write,{way} disk=verify,{way}");
+        let words = format!("{words} then=poweroff");
+        let words = ["--memory", "320M", "--device", &device, "--cmdline", &words];
+        let mut machine = Machine::start(&words);
+        machine.running.says("  fill  ", 1).expect("memory with contents");
+        let untouched = changed(&disk);
+        while changed(&disk) == untouched {
+            sleep(Duration::from_millis(1));
+        }
+        machine.save(Then::Quit).expect("a snapshot");
+        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+        Self { machine, disk, _folder: folder }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.machine.folder.path().join("0")
+    }
+
+    /// Goes on to its end, and has lost nothing.
+    fn completes(&mut self, kind: &str) {
+        let ended = self.machine.running.wait(PATIENCE).expect("an end");
+        let output = self.machine.output();
+        assert_eq!(ended, 0, "{kind}: {output}{}", self.machine.running.stderr.text());
+        disks_are_sound(kind, &report(&output).expect("a report"));
+    }
+}
+
+fn changed(path: &Path) -> SystemTime {
+    fs::metadata(path).and_then(|it| it.modified()).expect("a time")
+}
+
+#[test]
+fn damaged_memory_ends_a_machine_before_its_disks_change() {
+    if !runs_here("damaged_memory_ends_a_machine_before_its_disks_change") {
+        return;
+    }
+    for (kind, format) in KINDS {
+        let mut it = Interrupted::new((kind, format));
+        let (disk, dir) = (it.disk.clone(), it.dir());
+        let (contents, time) = (fs::read(&disk).expect("its disk"), changed(&disk));
+        // A byte of what the guest has written at the end of its memory.
+        let memory = File::options().read(true).write(true).open(dir.join("memory"));
+        let memory = memory.expect("memory");
+        let at = last_data(&memory);
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, at).expect("memory");
+        memory.write_all_at(&byte.map(|it| !it), at).expect("memory");
+        for how in ["", ",check=later", ",check=first"] {
+            it.machine.restore(&dir, &[], how);
+            let ended = it.machine.running.wait(PATIENCE).expect("an end");
+            let said = it.machine.running.stderr.text();
+            assert_eq!(ended, 66, "{kind}{how}: {said}");
+            let last = said.lines().last().expect("a reason");
+            assert!(last.contains("damaged between the bytes"), "{said}");
+            let ran = last.contains("the guest ran for 0.");
+            assert_eq!(ran, how != ",check=first", "{said}");
+            assert_eq!(changed(&disk), time, "{kind}{how}");
+            assert!(fs::read(&disk).expect("its disk") == contents, "{kind}{how}");
+        }
+        memory.write_all_at(&byte, at).expect("memory");
+        it.machine.restore(&dir, &[], "");
+        it.completes(kind);
+    }
+}
+
+/// The place of the last byte that is not zero.
+fn last_data(memory: &File) -> u64 {
+    let mut end = memory.metadata().expect("memory").len();
+    let mut page = [0; 4096];
+    loop {
+        end -= 4096;
+        memory.read_exact_at(&mut page, end).expect("memory");
+        if let Some(at) = page.iter().rposition(|byte| *byte != 0) {
+            return end + at as u64;
+        }
+    }
+}
+
+#[test]
+fn the_disks_of_a_paused_machine_are_as_they_were() {
+    if !runs_here("the_disks_of_a_paused_machine_are_as_they_were") {
+        return;
+    }
+    for (kind, format) in KINDS {
+        let mut it = Interrupted::new((kind, format));
+        let (disk, dir) = (it.disk.clone(), it.dir());
+        let time = changed(&disk);
+        // Its end at any moment before it goes on leaves the snapshot as it was.
+        for (signal, how) in [(Signal::KILL, ""), (Signal::TERM, ",check=first")] {
+            it.machine.restore(&dir, &[], &format!("{how},paused"));
+            // Long enough for the check, and for writes.
+            sleep(Duration::from_millis(500));
+            let status = it.machine.status();
+            assert_eq!(
+                (&status["state"], &status["writes_wait"]),
+                (&"paused".into(), &true.into())
+            );
+            it.machine.running.signal(signal).expect("a signal");
+            it.machine.running.wait(PATIENCE).expect("an end");
+            assert_eq!(changed(&disk), time, "{kind}");
+        }
+        it.machine.restore(&dir, &[], ",paused");
+        it.machine.status();
+        fs::remove_dir_all(&dir).expect("a machine that has its snapshot open");
+        connect(&it.machine.control()).expect("control").ask(&Command::Resume).expect("it resumes");
+        it.completes(kind);
+    }
+}
+
+#[test]
+fn a_snapshot_waits_for_the_check_of_the_one_before() {
+    if !runs_here("a_snapshot_waits_for_the_check_of_the_one_before") {
+        return;
+    }
+    let mut it = Interrupted::new(("nvme", "raw"));
+    for _ in 0..3 {
+        let dir = it.machine.folder.path().join((it.machine.snapshots - 1).to_string());
+        it.machine.restore(&dir, &[], "");
+        it.machine.status();
+        it.machine.save(Then::Quit).expect("a snapshot");
+        assert_eq!(it.machine.running.wait(PATIENCE).expect("an end"), 0);
+    }
+    let last = it.machine.folder.path().join("3");
+    it.machine.restore(&last, &[], "");
+    it.completes("nvme");
+}
+
+/// A program that has stopped a machine's check of memory in the middle, until it ends.
+struct Stopped(Child);
+
+impl Stopped {
+    /// Restores the machine.
+    fn in_check(machine: &mut Machine, dir: &Path, how: &str) -> Self {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/probe/stop_thread.py");
+        let mut command = process::Command::new("python3");
+        let piped = command.args([script, "check"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut stopper = piped.spawn().expect("python3");
+        let mut output = BufReader::new(stopper.stdout.take().expect("its output")).lines();
+        let mut says = |wanted: &str| {
+            let line = output.next().map(|it| it.expect("its output"));
+            assert_eq!(line.as_deref(), Some(wanted), "{script}");
+        };
+        says("ready");
+        machine.restore(dir, &[], how);
+        let mut input = stopper.stdin.as_ref().expect("its input");
+        writeln!(input, "{}", machine.running.pid().as_raw_pid()).expect("its input");
+        says("stopped");
+        assert_eq!(machine.status()["writes_wait"], true);
+        Self(stopper)
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().expect("an end").success());
+    }
+}
+
+#[test]
+fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
+    if !runs_here("a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards") {
+        return;
+    }
+    let mut it = Interrupted::new(("nvme", "raw"));
+    let dir = it.dir();
+    let time = changed(&it.disk);
+    // It ends at once, and its disk is as it was.
+    for signal in [None, Some(Signal::TERM)] {
+        let stopped = Stopped::in_check(&mut it.machine, &dir, "");
+        match signal {
+            Some(signal) => it.machine.running.signal(signal).expect("a signal"),
+            None => drop(ask(&it.machine, &Command::Quit)),
+        }
+        it.machine.running.wait(PATIENCE).expect("an end");
+        assert_eq!(changed(&it.disk), time);
+        stopped.end();
+    }
+    // The whole guest waits after a while, and its snapshot until the check has ended.
+    let stopped = Stopped::in_check(&mut it.machine, &dir, "");
+    let (control, other) = (it.machine.control(), it.machine.folder.path().join("1"));
+    let save = thread::spawn(move || {
+        let mut client = connect(&control).expect("control");
+        control::snapshot::save(&mut client, &other, Then::Quit, None)
+    });
+    while it.machine.status()["state"] == "running" {
+        sleep(Duration::from_millis(10));
+    }
+    assert_eq!(it.machine.status()["state"], "waiting for the host");
+    assert_eq!(changed(&it.disk), time);
+    assert!(!save.is_finished(), "memory that is not checked yet");
+    stopped.end();
+    save.join().expect("a client").expect("a snapshot");
+    assert_eq!(it.machine.running.wait(PATIENCE).expect("an end"), 0);
+    let last = it.machine.folder.path().join("1");
+    // A reset does not wait for the check.
+    let stopped = Stopped::in_check(&mut it.machine, &last, "");
+    ask(&it.machine, &Command::Reset).expect("a reset");
+    assert_eq!(it.machine.status()["resets"], 1);
+    ask(&it.machine, &Command::Quit).expect("it quits");
+    it.machine.running.wait(PATIENCE).expect("an end");
+    stopped.end();
+    it.machine.restore(&last, &[], "");
+    it.completes("nvme");
+}
+
+fn ask(machine: &Machine, command: &Command) -> anyhow::Result<serde_json::Value> {
+    connect(&machine.control())?.ask(command)
+}
+
+#[test]
+fn a_usb_disk_with_a_limit_waits_for_the_check() {
+    if !runs_here("a_usb_disk_with_a_limit_waits_for_the_check") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = folder.path().join("disk");
+    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    let device = format!("usb-storage,path={},bandwidth=50M", disk.display());
+    let words = ["--cmdline", "checks=none then=halt", "--device", "xhci", "--device", &device];
+    let mut machine = Machine::start(&words);
+    machine.running.says("\"probe\"", 1).expect("a report");
+    let dir = machine.save(Then::Quit).expect("a snapshot");
+    assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+    machine.restore(&dir, &[], "");
+    assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+}

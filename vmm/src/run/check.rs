@@ -1,0 +1,191 @@
+//! Checks a restored machine's memory while its guest runs. Until it is found to be sound, writes
+//! to the host's files wait: a guest that runs with damaged memory would damage its disks, too.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use devices::grants::Event;
+use rustix::process::setpriority_process;
+
+use super::{MainLoop, Notice};
+use crate::config::{Cloning, Restore};
+use crate::control::Command;
+use crate::machine::Unchecked;
+use crate::snapshot::MEMORY;
+use crate::status::{Failure, Status};
+
+/// Afterwards the whole guest waits: its drivers give up requests that take much longer.
+const RUNS_AT_MOST: Duration = Duration::from_secs(5);
+/// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
+/// quarter of a busy processor.
+const NICE: i32 = 5;
+
+impl MainLoop {
+    /// Begins the check, if the memory is not checked yet.
+    pub(super) fn check_memory(&self) -> anyhow::Result<()> {
+        let Some(unchecked) = self.machine.unchecked() else { return Ok(()) };
+        let (tell, told) = mpsc::channel();
+        let (origin, parts) = (unchecked.origin.clone(), unchecked.parts);
+        let gate = unchecked.gate.clone();
+        let check = move || {
+            setpriority_process(None, NICE).ok();
+            let checked = origin.check(parts, || {
+                ensure!(gate.is_unchecked(), "the machine has ended");
+                Ok(())
+            });
+            tell.send(checked).ok();
+        };
+        let notices = self.notices.sender.clone();
+        let notify = move |notice| {
+            notices.send(notice).ok();
+        };
+        // Reading may hang, so another thread has the clock.
+        let conclude = move || conclude(&unchecked, &told, RUNS_AT_MOST, &notify);
+        Builder::new().name("check".into()).spawn(check).context("a thread")?;
+        Builder::new().name("checked".into()).spawn(conclude).context("a thread")?;
+        Ok(())
+    }
+
+    /// Whether a command waits until the memory is checked: what it saves or sends must be sound.
+    pub(super) fn waits_for_check(&self, command: &Command) -> bool {
+        let saves =
+            matches!(command, Command::Snapshot { .. } | Command::Settle | Command::Migrate { .. });
+        saves && self.machine.shared().disks.gate().is_unchecked()
+    }
+
+    /// The memory is sound: carries out the commands that wait for this.
+    pub(super) fn checked(&mut self) {
+        let waiting = std::mem::take(&mut self.deferred.after_check);
+        self.deferred.now.extend(waiting.into_iter().map(Notice::Control));
+    }
+}
+
+/// Waits for the end of the check. After `time`, the guest waits, too.
+fn conclude(
+    unchecked: &Unchecked,
+    told: &Receiver<anyhow::Result<()>>,
+    time: Duration,
+    notify: &impl Fn(Notice),
+) {
+    let Unchecked { restore, gate, .. } = unchecked;
+    let began = Instant::now();
+    let early = told.recv_timeout(time);
+    let waits = matches!(early, Err(RecvTimeoutError::Timeout));
+    if waits {
+        tracing::info!("the guest waits until the memory of its snapshot is checked");
+        notify(Notice::Device(Event::StopProcessors));
+    }
+    let ran = began.elapsed().as_secs_f64();
+    // It always tells its end.
+    let Ok(checked) = early.or_else(|_| told.recv()) else { return };
+    // Otherwise the machine has ended meanwhile.
+    if !gate.is_unchecked() {
+        return;
+    }
+    match checked {
+        Ok(()) => {
+            if waits {
+                notify(Notice::Device(Event::ResumeProcessors));
+            }
+            gate.checked();
+            notify(Notice::Checked);
+        }
+        Err(error) => {
+            gate.shut();
+            notify(Notice::Damaged(damaged(restore, &error, ran)));
+        }
+    }
+}
+
+/// The error about memory that is damaged, with which the guest ran for these seconds.
+fn damaged(restore: &Restore, error: &anyhow::Error, ran: f64) -> anyhow::Error {
+    let mut sentence = format!("--restore {}: {MEMORY}: {error:#}", restore.dir.display());
+    if !restore.paused {
+        sentence += &format!("; the guest ran for {ran:.1} s, and its disks are as they were");
+    }
+    if let Cloning::In(folder) = &restore.clone {
+        sentence += &format!("; remove {}, the folder of the clone", folder.display());
+    }
+    Failure::new(Status::Snapshot, sentence)
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::fs::FileExt as _;
+    use std::sync::{Arc, Mutex};
+
+    use host::gate::Gate;
+    use host::ram::MmapRegion;
+    use vm_memory::VolatileMemory as _;
+
+    use super::*;
+    use crate::snapshot::Origin;
+    use crate::snapshot::memory::{Before, Limit, Pages, Writer, write};
+
+    /// Three mebibytes, each with contents.
+    fn unchecked() -> Unchecked {
+        let region = MmapRegion::new(3 << 20).unwrap();
+        region.as_volatile_slice().copy_from(&vec![7_u8; 3 << 20]);
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = Writer::new(&file, Limit::new(None));
+        let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();
+        let (origin, gate) = (Origin { file, parts: vec![part] }, Gate::new(true, false));
+        let restore =
+            Restore { dir: "saved".into(), clone: Cloning::In("one".into()), ..Restore::default() };
+        Unchecked { origin: Arc::new(origin), parts: 1, restore, gate: Arc::new(gate) }
+    }
+
+    /// The notices of a check that ends after `late`, as text.
+    fn notices(unchecked: &Unchecked, late: Duration) -> Vec<String> {
+        let all = Mutex::new(Vec::new());
+        let notify = |notice| {
+            all.lock().unwrap().push(match notice {
+                Notice::Device(event) => format!("{event:?}"),
+                Notice::Damaged(error) => format!("{error:#}"),
+                Notice::Checked => "Checked".into(),
+                _ => unreachable!("no other"),
+            });
+        };
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(late);
+                tell.send(unchecked.origin.check(unchecked.parts, || Ok(()))).unwrap();
+            });
+            conclude(unchecked, &told, Duration::from_millis(50), &notify);
+        });
+        all.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_guest_whose_memory_takes_long_waits() {
+        for (late, wanted) in [
+            (Duration::ZERO, &["Checked"][..]),
+            (Duration::from_secs(1), &["StopProcessors", "ResumeProcessors", "Checked"]),
+        ] {
+            let unchecked = unchecked();
+            assert_eq!(notices(&unchecked, late), wanted);
+            assert!(unchecked.gate.is_open());
+        }
+    }
+
+    #[test]
+    fn damage_shuts_the_gate_and_a_machine_that_has_ended_says_nothing() {
+        for (late, waits) in [(Duration::ZERO, 0), (Duration::from_secs(1), 1)] {
+            let damaged = unchecked();
+            damaged.origin.file.write_all_at(&[8], (2 << 20) + 5).unwrap();
+            let said = notices(&damaged, late);
+            assert_eq!(said.len(), waits + 1, "{said:?}");
+            let said = &said[waits];
+            assert!(said.starts_with("--restore saved: memory: it is damaged between"), "{said}");
+            assert!(said.contains("; the guest ran for 0."), "{said}");
+            assert!(said.ends_with("; remove one, the folder of the clone"), "{said}");
+            assert!(!damaged.gate.pass());
+        }
+        let ended = unchecked();
+        ended.gate.shut();
+        assert!(notices(&ended, Duration::ZERO).is_empty());
+    }
+}
