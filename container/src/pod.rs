@@ -388,6 +388,10 @@ impl Pod {
         let machine = &self.plan.input.settings.machine;
         let wanted = self.plan.input.settings.has_tpm();
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
+        // After CLEAR=Y, it is new at each start.
+        if !machine.clear {
+            volume.compare_tpm(machine.boot);
+        }
         let kept = || volume.tpm(machine.boot);
         let memory = match (self.plan.input.settings.disk.ephemeral, machine.clear) {
             (true, true) => volume.ephemeral_tpm(None)?,

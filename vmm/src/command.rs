@@ -209,6 +209,8 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
             control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
         }
         Command::Migrate { to, .. } => {
+            // The other end does not wait long after it is connected.
+            client.await_check(None)?;
             let stream = UnixStream::connect(to)
                 .with_context(|| format!("{}: start `vmm run --incoming` first", to.display()))?;
             client.ask_with(&command, &[stream.as_fd()])?

@@ -504,6 +504,13 @@ pub fn parse_answer(line: &[u8]) -> anyhow::Result<Value> {
     }
 }
 
+impl Command {
+    /// Whether it relies on the machine's memory, which must be sound.
+    pub fn saves(&self) -> bool {
+        matches!(self, Self::Snapshot { .. } | Self::Settle | Self::Migrate { .. })
+    }
+}
+
 impl Client {
     /// Connects, and waits without a time limit.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
@@ -528,12 +535,16 @@ impl Client {
         self.ask_with(command, &[])
     }
 
-    /// Passes open files with the command.
+    /// Passes open files with the command. If that needs it, waits first until the machine's memory
+    /// is checked.
     pub fn ask_with(
         &mut self,
         command: &Command,
         files: &[BorrowedFd<'_>],
     ) -> anyhow::Result<Value> {
+        if command.saves() {
+            self.await_check(None)?;
+        }
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
         stream.end = stream.timeout.map(|time| Instant::now() + time);

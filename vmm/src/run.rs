@@ -45,9 +45,7 @@ pub enum Notice {
     Control(Request),
     /// The memory of a machine that moves was sent, or that failed.
     Prepared(Box<Prepared>),
-    /// The memory of the snapshot is sound, from which the machine continued.
-    Checked,
-    /// It is damaged.
+    /// The memory of the snapshot is damaged, from which the machine continued.
     Damaged(anyhow::Error),
     /// A machine that moves writes too fast: its processors stop for a moment.
     Slow(Slow),
@@ -258,18 +256,10 @@ struct MainLoop {
     crashes: RateLimit,
     /// After a request to shut down: when to stop waiting for the guest, and the exit status then.
     end: Option<(Instant, u8)>,
-    deferred: Deferred,
+    /// Commands that came while the machine was saved or reset, and the end of a migration.
+    deferred: VecDeque<Notice>,
     /// The error of a command that ends the machine.
     failed: Option<anyhow::Error>,
-}
-
-/// Commands and notices for later.
-#[derive(Default)]
-struct Deferred {
-    /// Commands that came while the machine was saved or reset, and the end of a migration.
-    now: VecDeque<Notice>,
-    /// Commands that wait until the memory of a snapshot is checked.
-    after_check: Vec<Request>,
 }
 
 /// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time
@@ -338,7 +328,7 @@ impl MainLoop {
             resets: Resets::default(),
             crashes: RateLimit::default(),
             end: None,
-            deferred: Deferred::default(),
+            deferred: VecDeque::new(),
             failed: None,
         }
     }
@@ -346,7 +336,7 @@ impl MainLoop {
     fn run(&mut self) -> anyhow::Result<u8> {
         loop {
             let notice = match self.end {
-                _ if !self.deferred.now.is_empty() => self.deferred.now.pop_front(),
+                _ if !self.deferred.is_empty() => self.deferred.pop_front(),
                 None => self.notices.receiver.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
@@ -383,7 +373,6 @@ impl MainLoop {
                 self.resume_if_allowed();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
-            Notice::Checked => self.checked(),
             Notice::Damaged(error) => return Err(error),
             Notice::Slow(slow) => self.slow_down(&slow),
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
@@ -438,7 +427,7 @@ impl MainLoop {
                 | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}
                 // A reset may be a part of another command.
                 later @ (Notice::Control(_) | Notice::Prepared(_)) => {
-                    self.deferred.now.push_back(later);
+                    self.deferred.push_back(later);
                 }
                 other => deferred.push(other),
             }

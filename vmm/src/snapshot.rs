@@ -234,7 +234,10 @@ impl Snapshot {
 
     /// Whether the guest waits for `vmm ctl resume`, and its disks are as they were until then.
     pub fn waits(&self) -> bool {
-        matches!(&self.memory, Contents::File(_, from) if from.paused)
+        match &self.memory {
+            Contents::File(_, from) => from.paused,
+            Contents::Received(_) => self.saved.then == Then::Pause,
+        }
     }
 
     /// Whether the contents of memory are checked while the guest runs.

@@ -207,13 +207,6 @@ impl Volume {
     pub fn tpm(&self, boot: Boot) -> anyhow::Result<File> {
         let path = self.firmware_file(boot, "tpm");
         let shown = path.display();
-        if let Some(other) = self.other_tpm(&path) {
-            let other = other.display();
-            tracing::warn!(
-                "{shown}: a new TPM: the keys in {other} belong to another BOOT_MODE: BitLocker \
-                 will ask for its recovery key"
-            );
-        }
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = files::open_itself(&path, options);
@@ -226,6 +219,18 @@ impl Volume {
             return Err(Failure::new(Status::Boot, sentence));
         }
         Ok(file)
+    }
+
+    /// Warns of a TPM that is new, though there is one of another boot mode.
+    pub fn compare_tpm(&self, boot: Boot) {
+        let path = self.firmware_file(boot, "tpm");
+        if let Some(other) = self.other_tpm(&path) {
+            let (shown, other) = (path.display(), other.display());
+            tracing::warn!(
+                "{shown}: a new TPM: the keys in {other} belong to another BOOT_MODE: BitLocker \
+                 will ask for its recovery key"
+            );
+        }
     }
 
     /// Memory of another TPM that has been used, if the one at this path has not.

@@ -17,6 +17,8 @@ struct State {
     paused: bool,
     /// For ever.
     shut: bool,
+    /// The guest waits for it.
+    urgent: bool,
 }
 
 impl State {
@@ -28,7 +30,7 @@ impl State {
 impl Gate {
     /// `unchecked`: closed until `checked`. `paused`: closed until `resumed`.
     pub fn new(unchecked: bool, paused: bool) -> Self {
-        let state = Mutex::new(State { unchecked, paused, shut: false });
+        let state = Mutex::new(State { unchecked, paused, ..State::default() });
         Self { state, ..Self::default() }
     }
 
@@ -42,10 +44,22 @@ impl Gate {
         !state.is_open() && !state.shut
     }
 
-    /// Whether memory is being checked.
+    /// Whether memory was not checked yet, or is damaged.
     pub fn is_unchecked(&self) -> bool {
-        let state = self.state();
-        state.unchecked && !state.shut
+        self.state().unchecked
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.state().paused
+    }
+
+    /// The guest cannot go on until its memory is checked.
+    pub fn hurry(&self) {
+        self.state().urgent = true;
+    }
+
+    pub fn is_urgent(&self) -> bool {
+        self.state().urgent
     }
 
     /// The guest's memory is sound.

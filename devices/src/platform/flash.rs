@@ -216,6 +216,14 @@ enum Writes {
     File(Store),
 }
 
+/// Waits until the guest's memory is checked, and the guest with it. Returns whether it is sound.
+fn passes(gate: &Gate) -> bool {
+    if gate.is_unchecked() {
+        gate.hurry();
+    }
+    gate.pass()
+}
+
 struct Bank {
     region: Region,
     /// The region in which the chip takes commands: with `smm`, not the one above.
@@ -304,7 +312,7 @@ impl Bank {
                 self.memory.write(offset, data);
                 true
             }
-            Writes::File(_) if !self.gate.pass() => false,
+            Writes::File(_) if !passes(&self.gate) => false,
             Writes::File(store) => {
                 self.memory.write(offset, data);
                 store.write(offset, data, self.memory.as_ref())

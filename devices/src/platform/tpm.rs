@@ -114,8 +114,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// TPM 2.0 Library, Part 2, 6.6.3: the response code of a TPM in failure mode.
 const TPM_RC_FAILURE: u32 = 0x101;
 const TPM_RC_COMMAND_SIZE: u32 = 0x142;
-/// 6.6.3: the TPM was not able to start the command.
-const TPM_RC_RETRY: u32 = 0x922;
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
@@ -214,9 +212,21 @@ fn error(code: u32) -> Vec<u8> {
     [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
 }
 
-/// Performs the pending work. Runs on the thread. A guest whose memory is `unchecked` changes
-/// nothing: its driver sends a command again that could not be executed yet.
-fn serve(swtpm: &mut Swtpm, (exchange, cancel): (&Mutex<Exchange>, &OwnedFd), unchecked: bool) {
+/// Whether the guest waits for the TPM.
+fn has_work(exchange: &Mutex<Exchange>) -> bool {
+    let exchange = lock(exchange);
+    !exchange.parked && (exchange.power_on || exchange.command.is_some())
+}
+
+/// Lets the whole guest wait until its memory is checked, since its driver would give up earlier.
+fn look_again(gate: &Gate, bell: &EventFd) {
+    gate.hurry();
+    sleep(CHECK_INTERVAL);
+    bell.write(1).expect("an eventfd takes a 1");
+}
+
+/// Performs the pending work. Runs on the thread.
+fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     let (power_on, command) = {
         let mut exchange = lock(exchange);
         if exchange.parked {
@@ -229,10 +239,8 @@ fn serve(swtpm: &mut Swtpm, (exchange, cancel): (&Mutex<Exchange>, &OwnedFd), un
     if power_on {
         swtpm.power_on();
     }
-    let response = command.map(|it| match unchecked {
-        true => error(TPM_RC_RETRY),
-        false => swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)),
-    });
+    let response =
+        command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
     let asked = {
         let mut exchange = lock(exchange);
         (exchange.broken, exchange.busy) = (swtpm.broken, false);
@@ -488,9 +496,13 @@ impl Device for Tpm {
         if let Some(swtpm) = self.swtpm.take() {
             let (exchange, cancel) = (self.exchange.clone(), self.cancel.clone());
             let bells = vec![self.bell.clone()];
-            let gate = self.gate.clone();
+            let (gate, bell) = (self.gate.clone(), self.bell.clone());
             let step = move |swtpm: &mut Swtpm, _: usize| {
-                serve(swtpm, (&exchange, &cancel), gate.is_unchecked());
+                // A guest with damaged memory must not change its TPM.
+                match gate.is_unchecked() && has_work(&exchange) {
+                    true => look_again(&gate, &bell),
+                    false => serve(swtpm, &exchange, &cancel),
+                }
             };
             self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);
         }

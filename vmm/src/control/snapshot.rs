@@ -6,12 +6,32 @@ use std::io::{self, BufReader, ErrorKind};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
 pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
+
+/// How often a client asks whether memory is checked.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+impl Client {
+    /// Waits until the machine's memory is checked, if it continued from a snapshot just now.
+    /// Returns what is left of `within`, in seconds, and fails if that is nothing.
+    pub fn await_check(&mut self, within: Option<u16>) -> anyhow::Result<Option<u16>> {
+        let start = Instant::now();
+        while self.ask(&Command::Status)?["unchecked"] == true {
+            let late = within.is_some_and(|it| start.elapsed() >= Duration::from_secs(it.into()));
+            ensure!(!late, "the memory of the machine's own snapshot is still being checked");
+            sleep(INTERVAL);
+        }
+        let taken = u16::try_from(start.elapsed().as_secs()).unwrap_or(u16::MAX);
+        Ok(within.map(|seconds| seconds.saturating_sub(taken)))
+    }
+}
 
 /// Saves the machine in a folder, which is created if necessary. Fails if the machine needs more
 /// than the seconds `within`; it then continues. Nothing is left of a snapshot that fails.
@@ -21,6 +41,7 @@ pub fn save(
     then: Then,
     within: Option<u16>,
 ) -> anyhow::Result<Value> {
+    let within = client.await_check(within)?;
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
     let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within };

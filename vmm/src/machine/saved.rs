@@ -377,15 +377,12 @@ impl Machine {
     /// Continues from a snapshot, after `build` with it. `resume` starts the processors.
     pub fn restore(&mut self, snapshot: Snapshot) -> anyhow::Result<()> {
         self.fill_device_memory(&snapshot)?;
+        self.waits = snapshot.waits();
         let Saved { moment, generation, then, files, memory: parts, .. } = snapshot.saved;
         let moved = matches!(snapshot.memory, snapshot::Contents::Received(_));
-        self.waits = match snapshot.memory {
-            snapshot::Contents::File(file, from) => {
-                self.origin = Some(Arc::new(Origin { file, parts }));
-                from.paused
-            }
-            snapshot::Contents::Received(_) => then == Then::Pause,
-        };
+        if let snapshot::Contents::File(file, _) = snapshot.memory {
+            self.origin = Some(Arc::new(Origin { file, parts }));
+        }
         self.settle_timer()?;
         self.board.park();
         self.fresh = false;

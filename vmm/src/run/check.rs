@@ -11,13 +11,14 @@ use rustix::process::setpriority_process;
 
 use super::{MainLoop, Notice};
 use crate::config::{Cloning, Restore};
-use crate::control::Command;
 use crate::machine::Unchecked;
 use crate::snapshot::MEMORY;
 use crate::status::{Failure, Status};
 
 /// Afterwards the whole guest waits: its drivers give up requests that take much longer.
 const RUNS_AT_MOST: Duration = Duration::from_secs(5);
+/// How soon a guest that waits for the check stands still.
+const INTERVAL: Duration = Duration::from_millis(10);
 /// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
 /// quarter of a busy processor.
 const NICE: i32 = 5;
@@ -32,7 +33,7 @@ impl MainLoop {
         let check = move || {
             setpriority_process(None, NICE).ok();
             let checked = origin.check(parts, || {
-                ensure!(gate.is_unchecked(), "the machine has ended");
+                ensure!(gate.is_closed(), "the machine has ended");
                 Ok(())
             });
             tell.send(checked).ok();
@@ -47,19 +48,6 @@ impl MainLoop {
         Builder::new().name("checked".into()).spawn(conclude).context("a thread")?;
         Ok(())
     }
-
-    /// Whether a command waits until the memory is checked: what it saves or sends must be sound.
-    pub(super) fn waits_for_check(&self, command: &Command) -> bool {
-        let saves =
-            matches!(command, Command::Snapshot { .. } | Command::Settle | Command::Migrate { .. });
-        saves && self.machine.shared().disks.gate().is_unchecked()
-    }
-
-    /// The memory is sound: carries out the commands that wait for this.
-    pub(super) fn checked(&mut self) {
-        let waiting = std::mem::take(&mut self.deferred.after_check);
-        self.deferred.now.extend(waiting.into_iter().map(Notice::Control));
-    }
 }
 
 /// Waits for the end of the check. After `time`, the guest waits, too.
@@ -71,7 +59,12 @@ fn conclude(
 ) {
     let Unchecked { restore, gate, .. } = unchecked;
     let began = Instant::now();
-    let early = told.recv_timeout(time);
+    let early = loop {
+        match told.recv_timeout(INTERVAL) {
+            Err(RecvTimeoutError::Timeout) if began.elapsed() < time && !gate.is_urgent() => {}
+            early => break early,
+        }
+    };
     let waits = matches!(early, Err(RecvTimeoutError::Timeout));
     if waits {
         tracing::info!("the guest waits until the memory of its snapshot is checked");
@@ -81,7 +74,7 @@ fn conclude(
     // It always tells its end.
     let Ok(checked) = early.or_else(|_| told.recv()) else { return };
     // Otherwise the machine has ended meanwhile.
-    if !gate.is_unchecked() {
+    if !gate.is_closed() {
         return;
     }
     match checked {
@@ -90,20 +83,20 @@ fn conclude(
                 notify(Notice::Device(Event::ResumeProcessors));
             }
             gate.checked();
-            notify(Notice::Checked);
         }
         Err(error) => {
+            notify(Notice::Damaged(damaged(restore, &error, (!gate.is_paused()).then_some(ran))));
             gate.shut();
-            notify(Notice::Damaged(damaged(restore, &error, ran)));
         }
     }
 }
 
-/// The error about memory that is damaged, with which the guest ran for these seconds.
-fn damaged(restore: &Restore, error: &anyhow::Error, ran: f64) -> anyhow::Error {
+/// The error about memory that is damaged, and with which the guest may have run for these seconds.
+fn damaged(restore: &Restore, error: &anyhow::Error, ran: Option<f64>) -> anyhow::Error {
     let mut sentence = format!("--restore {}: {MEMORY}: {error:#}", restore.dir.display());
-    if !restore.paused {
-        sentence += &format!("; the guest ran for {ran:.1} s, and its disks are as they were");
+    sentence += "; its disks are as they were";
+    if let Some(ran) = ran {
+        sentence += &format!(", though the guest ran for {ran:.1} s");
     }
     if let Cloning::In(folder) = &restore.clone {
         sentence += &format!("; remove {}, the folder of the clone", folder.display());
@@ -144,7 +137,6 @@ mod test {
             all.lock().unwrap().push(match notice {
                 Notice::Device(event) => format!("{event:?}"),
                 Notice::Damaged(error) => format!("{error:#}"),
-                Notice::Checked => "Checked".into(),
                 _ => unreachable!("no other"),
             });
         };
@@ -154,7 +146,9 @@ mod test {
                 std::thread::sleep(late);
                 tell.send(unchecked.origin.check(unchecked.parts, || Ok(()))).unwrap();
             });
-            conclude(unchecked, &told, Duration::from_millis(50), &notify);
+            // Longer than the check takes, unless that is late.
+            let time = if late.is_zero() { RUNS_AT_MOST } else { late / 10 };
+            conclude(unchecked, &told, time, &notify);
         });
         all.into_inner().unwrap()
     }
@@ -162,13 +156,17 @@ mod test {
     #[test]
     fn a_guest_whose_memory_takes_long_waits() {
         for (late, wanted) in [
-            (Duration::ZERO, &["Checked"][..]),
-            (Duration::from_secs(1), &["StopProcessors", "ResumeProcessors", "Checked"]),
+            (Duration::ZERO, &[][..]),
+            (Duration::from_secs(1), &["StopProcessors", "ResumeProcessors"]),
         ] {
             let unchecked = unchecked();
             assert_eq!(notices(&unchecked, late), wanted);
             assert!(unchecked.gate.is_open());
         }
+        // It waits for its TPM.
+        let urgent = unchecked();
+        urgent.gate.hurry();
+        assert_eq!(notices(&urgent, Duration::from_secs(1)).len(), 2);
     }
 
     #[test]
@@ -180,7 +178,7 @@ mod test {
             assert_eq!(said.len(), waits + 1, "{said:?}");
             let said = &said[waits];
             assert!(said.starts_with("--restore saved: memory: it is damaged between"), "{said}");
-            assert!(said.contains("; the guest ran for 0."), "{said}");
+            assert!(said.contains("; its disks are as they were, though the guest ran"), "{said}");
             assert!(said.ends_with("; remove one, the folder of the clone"), "{said}");
             assert!(!damaged.gate.pass());
         }

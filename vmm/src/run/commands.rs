@@ -38,10 +38,6 @@ impl MainLoop {
             request.answer(Err(anyhow::anyhow!(why)));
             return None;
         }
-        if self.waits_for_check(&request.command) {
-            self.deferred.after_check.push(request);
-            return None;
-        }
         let mut files = std::mem::take(&mut request.files);
         let answer = match &request.command {
             Command::Status => Ok(self.status()),
@@ -128,6 +124,7 @@ impl MainLoop {
             "jail": self.jail.status(),
             // Until the memory of a snapshot is checked, and a guest that is to wait is resumed.
             "writes_wait": self.machine.shared().disks.gate().is_closed(),
+            "unchecked": self.machine.shared().disks.gate().is_unchecked(),
             // null unless the machine is being moved.
             "migration": self.show_migration(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
@@ -151,6 +148,10 @@ impl MainLoop {
         let parked = !works_while_parked(command) && self.machine.is_parked();
         match command {
             Command::Reset => asleep,
+            // The checksums of a snapshot must be those of sound memory.
+            _ if command.saves() && self.machine.shared().disks.gate().is_unchecked() => {
+                Some(UNCHECKED)
+            }
             _ if self.migration.is_some() && changes_machine(command) => Some(MOVING),
             _ => parked.then_some(asleep.unwrap_or(PARKED)),
         }
@@ -292,7 +293,7 @@ impl MainLoop {
             let ended = match self.notices.receiver.try_recv() {
                 Err(_) => return Ok(()),
                 Ok(Notice::Control(request)) => {
-                    self.deferred.now.push_back(Notice::Control(request));
+                    self.deferred.push_back(Notice::Control(request));
                     None
                 }
                 Ok(notice) => self.handle(notice).map_err(|error| self.fail(error))?,
@@ -427,7 +428,9 @@ impl MainLoop {
 const PARKED: &str =
     "the machine was saved or settled, and is paused: resume it first (`vmm ctl resume`)";
 const ASLEEP: &str = "the machine is asleep: wake it first (`vmm ctl resume`)";
-
+/// It is checked whether a client waits for this; others try again.
+const UNCHECKED: &str = "the memory of the snapshot is still being checked, from which the machine \
+                         continued: try again in a moment (`unchecked` in `status`)";
 const MOVING: &str = "the machine is being moved: wait until it runs at the other end, or let it \
                       stay (`vmm ctl migrate-cancel`)";
 

@@ -62,9 +62,12 @@ impl Volume {
     /// Removes the firmware's variables, and the memory of a TPM that is used. Fails if another
     /// machine uses the disk, to which they belong.
     pub fn clear(&self, settings: &Settings, root: &Path) -> anyhow::Result<()> {
-        let disk = disks::find(0, settings, root)?.filter(|found| found.own);
-        let disk = disk.map(|found| found.disk.path).filter(|path| path.exists());
-        let _locked = disk.as_deref().map(locked).transpose()?;
+        let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
+        let _locked = match disk.as_deref().filter(|path| path.exists()) {
+            Some(path) if path.is_file() => Some(locked(path)?),
+            Some(device) => Some(lock::open_exclusive(device)?),
+            None => None,
+        };
         let boot = settings.machine.boot;
         self.remove_firmware_files(boot, "vars")?;
         match settings.has_tpm() {

@@ -20,8 +20,8 @@ use crate::gate::Gate;
 use crate::memory::Memory;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a channel that holds writes looks at the gate.
-const GATE_INTERVAL: Duration = Duration::from_millis(2);
+/// How soon a channel that holds writes looks at the gate again, at first and at last.
+const GATE_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeChange {
@@ -118,6 +118,7 @@ impl Image for RetryWhenFull {
             due: None,
             gate: self.gate.clone(),
             held: Vec::new(),
+            interval: GATE_INTERVALS[0],
         }))
     }
 
@@ -149,6 +150,8 @@ struct Waiting {
     gate: Option<Arc<Gate>>,
     /// Writes that wait for the gate.
     held: Vec<Request>,
+    /// When it looks at the gate again.
+    interval: Duration,
 }
 
 impl Waiting {
@@ -160,13 +163,14 @@ impl Waiting {
             }
             self.inner.submit();
         }
+        self.interval = GATE_INTERVALS[1].min(2 * self.interval);
         self.set_timer();
     }
 
     /// Sets the timer to the next moment at which there is something to do.
     fn set_timer(&self) {
         let retry = self.due.map(|due| due.saturating_duration_since(Instant::now()));
-        let look = (!self.held.is_empty()).then_some(GATE_INTERVAL);
+        let look = (!self.held.is_empty()).then_some(self.interval);
         self.timer.set(retry.into_iter().chain(look).min());
     }
 

@@ -422,19 +422,26 @@ fn requests_for_firmware_outlive_a_reset_and_memory_is_cleared_on_request() {
 }
 
 #[test]
-fn commands_are_to_be_sent_again_while_memory_is_checked() {
+fn a_command_waits_until_memory_is_checked_and_the_guest_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("swtpm");
-    listen_with(&path, NO_SESSIONS, 0xffff);
+    let asked = listen_with(&path, NO_SESSIONS, 0xffff);
     let mut bench = Bench::new(4096);
     let gate = Arc::new(Gate::new(true, false));
     bench.board.shared.disks = Arc::new(Disks::behind(gate.clone()));
     let config = Config { path, absent: false };
     bench.board.add("tpm", |grants| config.build(grants)).unwrap();
+    let before = asked.commands();
     bench.board.run(Vec::new()).unwrap();
-    for _ in 0..2 {
-        assert_eq!(execute(&bench, 0x17b, b"x"), error(TPM_RC_RETRY));
-    }
+    start(&bench, &response(NO_SESSIONS, 0x17b, b"x"));
+    sleep(20 * CHECK_INTERVAL);
+    assert!(gate.is_urgent());
+    assert_eq!((read(&bench, CTRL_START), asked.commands()), (1, before));
+    // It is sent again where the machine goes on.
+    let saved = bench.board.park();
+    bench.board.run(saved).unwrap();
+    sleep(20 * CHECK_INTERVAL);
+    assert_eq!(read(&bench, CTRL_START), 1);
     gate.checked();
-    assert_eq!(execute(&bench, 0x17b, b"x"), response(NO_SESSIONS, 0, b"x"));
+    assert_eq!(finish(&bench), response(NO_SESSIONS, 0, b"x"));
 }

@@ -252,7 +252,7 @@ fn writes_wait_for_the_gate_and_reads_do_not() {
     push_writes(&mut driver);
     assert_eq!(driver.read(0, 512).unwrap(), [7; 512]);
     driver.flush().unwrap();
-    std::thread::sleep(10 * GATE_INTERVAL);
+    std::thread::sleep(2 * GATE_INTERVALS[1]);
     let mut done = Vec::new();
     driver.channel.reap(&mut done);
     assert!(done.is_empty() && changed() == before, "{done:?}");
