@@ -208,9 +208,10 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
         Command::Snapshot { dir, then, within } => {
             control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
         }
-        Command::Migrate { to, .. } => {
+        Command::Migrate { to, pause, within } => {
             // The other end does not wait long after it is connected.
-            client.await_check(None)?;
+            let (pause, within) = (*pause, client.await_check(*within)?);
+            let command = Command::Migrate { to: to.clone(), pause, within };
             let stream = UnixStream::connect(to)
                 .with_context(|| format!("{}: start `vmm run --incoming` first", to.display()))?;
             client.ask_with(&command, &[stream.as_fd()])?

@@ -477,6 +477,11 @@ impl Machine {
         self.processors.pause();
     }
 
+    /// Like `pause`, but does not wait until they have stopped.
+    pub fn stop_soon(&self) {
+        self.processors.stop_soon();
+    }
+
     pub fn resume(&self) {
         self.processors.resume();
     }

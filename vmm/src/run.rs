@@ -363,11 +363,13 @@ impl MainLoop {
             Notice::Device(Event::Reset) => self.reset(Reset::ByGuest)?,
             Notice::Device(Event::StopProcessors) => {
                 self.holds += 1;
-                self.machine.pause();
+                // Without waiting: a processor may be writing to a file that is not ready.
+                self.machine.stop_soon();
             }
             Notice::Device(Event::ResumeProcessors) => {
                 self.holds = self.holds.saturating_sub(1);
                 if !self.must_stay_paused() {
+                    self.machine.pause();
                     self.machine.wake_clocks();
                 }
                 self.resume_if_allowed();

@@ -95,6 +95,11 @@ impl Processors {
         self.wait_until_parked();
     }
 
+    /// Lets all processors stop between two instructions.
+    pub fn stop_soon(&self) {
+        self.order(Order::Pause);
+    }
+
     pub fn resume(&self) {
         let mut state = self.shared.lock();
         state.order = Order::Run;

@@ -55,7 +55,13 @@ impl Gate {
 
     /// The guest cannot go on until its memory is checked.
     pub fn hurry(&self) {
-        self.state().urgent = true;
+        let mut state = self.state();
+        state.urgent |= state.unchecked;
+    }
+
+    /// The guest goes on.
+    pub fn settled(&self) {
+        self.state().urgent = false;
     }
 
     pub fn is_urgent(&self) -> bool {
@@ -123,5 +129,13 @@ mod test {
             }
         }
         assert!(Gate::default().pass());
+        // A device that is late does not let the guest wait for ever.
+        let gate = Gate::new(true, false);
+        gate.hurry();
+        assert!(gate.is_urgent());
+        gate.checked();
+        gate.settled();
+        gate.hurry();
+        assert!(!gate.is_urgent());
     }
 }

@@ -212,12 +212,6 @@ fn error(code: u32) -> Vec<u8> {
     [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
 }
 
-/// Whether the guest waits for the TPM.
-fn has_work(exchange: &Mutex<Exchange>) -> bool {
-    let exchange = lock(exchange);
-    !exchange.parked && (exchange.power_on || exchange.command.is_some())
-}
-
 /// Lets the whole guest wait until its memory is checked, since its driver would give up earlier.
 fn look_again(gate: &Gate, bell: &EventFd) {
     gate.hurry();
@@ -225,12 +219,20 @@ fn look_again(gate: &Gate, bell: &EventFd) {
     bell.write(1).expect("an eventfd takes a 1");
 }
 
-/// Performs the pending work. Runs on the thread.
-fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
+/// Performs the pending work. Runs on the thread. If there is some, and the guest's memory is
+/// `unchecked`, it does nothing and returns false.
+fn serve(
+    swtpm: &mut Swtpm,
+    (exchange, cancel): (&Mutex<Exchange>, &OwnedFd),
+    unchecked: bool,
+) -> bool {
     let (power_on, command) = {
         let mut exchange = lock(exchange);
         if exchange.parked {
-            return;
+            return true;
+        }
+        if unchecked && (exchange.power_on || exchange.command.is_some()) {
+            return false;
         }
         exchange.at_work = true;
         exchange.busy = exchange.command.is_some();
@@ -261,6 +263,7 @@ fn serve(swtpm: &mut Swtpm, exchange: &Mutex<Exchange>, cancel: &OwnedFd) {
     if let (Some(state), Inquiry::Asked) = (state, &exchange.inquiry) {
         exchange.inquiry = Inquiry::Answered(state);
     }
+    true
 }
 
 fn lock(exchange: &Mutex<Exchange>) -> MutexGuard<'_, Exchange> {
@@ -499,9 +502,8 @@ impl Device for Tpm {
             let (gate, bell) = (self.gate.clone(), self.bell.clone());
             let step = move |swtpm: &mut Swtpm, _: usize| {
                 // A guest with damaged memory must not change its TPM.
-                match gate.is_unchecked() && has_work(&exchange) {
-                    true => look_again(&gate, &bell),
-                    false => serve(swtpm, &exchange, &cancel),
+                if !serve(swtpm, (&exchange, &cancel), gate.is_unchecked()) {
+                    look_again(&gate, &bell);
                 }
             };
             self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);

@@ -2,7 +2,7 @@
 //! to the host's files wait: a guest that runs with damaged memory would damage its disks, too.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::Builder;
+use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -19,11 +19,19 @@ use crate::status::{Failure, Status};
 const RUNS_AT_MOST: Duration = Duration::from_secs(5);
 /// How soon a guest that waits for the check stands still.
 const INTERVAL: Duration = Duration::from_millis(10);
+/// The time in which requests that waited are done before a guest that waited goes on.
+const HEAD_START: Duration = Duration::from_millis(100);
 /// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
 /// quarter of a busy processor.
 const NICE: i32 = 5;
 
 impl MainLoop {
+    /// Whether the machine cannot be saved yet, because of the check.
+    pub(super) fn is_unchecked(&self) -> bool {
+        let gate = self.machine.shared().disks.gate();
+        gate.is_unchecked() || gate.is_urgent()
+    }
+
     /// Begins the check, if the memory is not checked yet.
     pub(super) fn check_memory(&self) -> anyhow::Result<()> {
         let Some(unchecked) = self.machine.unchecked() else { return Ok(()) };
@@ -68,6 +76,7 @@ fn conclude(
     let waits = matches!(early, Err(RecvTimeoutError::Timeout));
     if waits {
         tracing::info!("the guest waits until the memory of its snapshot is checked");
+        gate.hurry();
         notify(Notice::Device(Event::StopProcessors));
     }
     let ran = began.elapsed().as_secs_f64();
@@ -79,10 +88,13 @@ fn conclude(
     }
     match checked {
         Ok(()) => {
+            gate.checked();
             if waits {
+                // Its drivers gave up if they found nothing done after this time.
+                sleep(HEAD_START);
                 notify(Notice::Device(Event::ResumeProcessors));
             }
-            gate.checked();
+            gate.settled();
         }
         Err(error) => {
             notify(Notice::Damaged(damaged(restore, &error, (!gate.is_paused()).then_some(ran))));

@@ -124,7 +124,7 @@ impl MainLoop {
             "jail": self.jail.status(),
             // Until the memory of a snapshot is checked, and a guest that is to wait is resumed.
             "writes_wait": self.machine.shared().disks.gate().is_closed(),
-            "unchecked": self.machine.shared().disks.gate().is_unchecked(),
+            "unchecked": self.is_unchecked(),
             // null unless the machine is being moved.
             "migration": self.show_migration(),
             "display": self.machine.shared().screens.first().map(|display| show_display(&*display)),
@@ -149,9 +149,7 @@ impl MainLoop {
         match command {
             Command::Reset => asleep,
             // The checksums of a snapshot must be those of sound memory.
-            _ if command.saves() && self.machine.shared().disks.gate().is_unchecked() => {
-                Some(UNCHECKED)
-            }
+            _ if command.saves() && self.is_unchecked() => Some(UNCHECKED),
             _ if self.migration.is_some() && changes_machine(command) => Some(MOVING),
             _ => parked.then_some(asleep.unwrap_or(PARKED)),
         }
@@ -275,7 +273,10 @@ impl MainLoop {
         let refused = match (self.end.is_some(), self.holds) {
             (true, _) => "the machine is being shut down",
             (false, 0) => return Ok(()),
-            (false, _) => "the machine waits for space on a volume: free some, and try again",
+            (false, _) => {
+                "the machine waits for the host: free space on its volume if that is full, and try \
+                 again"
+            }
         };
         self.resume_if_allowed();
         bail!(refused)

@@ -65,7 +65,7 @@ impl Volume {
         let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
         let _locked = match disk.as_deref().filter(|path| path.exists()) {
             Some(path) if path.is_file() => Some(locked(path)?),
-            Some(device) => Some(lock::open_exclusive(device)?),
+            Some(device) => Some(claimed(device).with_context(|| device.display().to_string())?),
             None => None,
         };
         let boot = settings.machine.boot;
@@ -113,6 +113,13 @@ pub(super) fn locked(path: &Path) -> anyhow::Result<File> {
     let file = files::open(path, File::options().read(true).write(true));
     let file = file.with_context(|| path.display().to_string())?;
     lock::exclusive(&file, path)?;
+    Ok(file)
+}
+
+/// Claims a device as a machine does. Fails if another program uses it.
+fn claimed(device: &Path) -> anyhow::Result<File> {
+    let file = lock::open_exclusive(device)?;
+    lock::exclusive(&file, device)?;
     Ok(file)
 }
 
