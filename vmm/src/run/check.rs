@@ -155,7 +155,7 @@ mod test {
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(late);
+                sleep(late);
                 tell.send(unchecked.origin.check(unchecked.parts, || Ok(()))).unwrap();
             });
             // Longer than the check takes, unless that is late.
