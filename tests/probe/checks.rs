@@ -25,6 +25,8 @@ const LONG_FILL: u32 = 640;
 /// A machine that ended with a snapshot, with writes in flight. Its memory takes a while to check.
 struct Interrupted {
     machine: Machine,
+    /// The folder of the snapshot.
+    dir: PathBuf,
     disk: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -34,11 +36,8 @@ impl Interrupted {
         let folder = tempfile::tempdir().expect("a folder");
         let disk = match format {
             "qcow2" => qcow2(folder.path()),
-            _ => folder.path().join("disk"),
+            _ => raw(folder.path()),
         };
-        if format == "raw" {
-            File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
-        }
         let device = format!("{kind},path={}", disk.display());
         let way = "seed=7,depth=32,span=8M,requests=30000,wait=poll";
         let words = format!("checks=none fill={fill} disk=write,{way} disk=verify,{way}");
@@ -51,13 +50,9 @@ impl Interrupted {
         while changed(&disk) == untouched {
             sleep(Duration::from_millis(1));
         }
-        machine.save(Then::Quit).expect("a snapshot");
+        let dir = machine.save(Then::Quit).expect("a snapshot");
         assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
-        Self { machine, disk, _folder: folder }
-    }
-
-    fn dir(&self) -> PathBuf {
-        self.machine.folder.path().join("0")
+        Self { machine, dir, disk, _folder: folder }
     }
 
     /// Goes on to its end, and has lost nothing.
@@ -67,6 +62,12 @@ impl Interrupted {
         assert_eq!(ended, 0, "{kind}: {output}{}", self.machine.running.stderr.text());
         disks_are_sound(kind, &report(&output).expect("a report"));
     }
+}
+
+fn raw(folder: &Path) -> PathBuf {
+    let disk = folder.join("disk");
+    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    disk
 }
 
 fn changed(path: &Path) -> SystemTime {
@@ -80,7 +81,7 @@ fn damaged_memory_ends_a_machine_before_its_disks_change() {
     }
     for (kind, format) in KINDS {
         let mut it = Interrupted::new((kind, format), FILL);
-        let (disk, dir) = (it.disk.clone(), it.dir());
+        let (disk, dir) = (it.disk.clone(), it.dir.clone());
         let (contents, time) = (fs::read(&disk).expect("its disk"), changed(&disk));
         // A byte of what the guest has written at the end of its memory.
         let memory = File::options().read(true).write(true).open(dir.join("memory"));
@@ -127,7 +128,7 @@ fn the_disks_of_a_paused_machine_are_as_they_were() {
     }
     for (kind, format) in KINDS {
         let mut it = Interrupted::new((kind, format), FILL);
-        let (disk, dir) = (it.disk.clone(), it.dir());
+        let (disk, dir) = (it.disk.clone(), it.dir.clone());
         let time = changed(&disk);
         // Its end at any moment before it goes on leaves the snapshot as it was.
         for (signal, how) in [(Signal::KILL, ""), (Signal::TERM, ",check=first")] {
@@ -146,7 +147,7 @@ fn the_disks_of_a_paused_machine_are_as_they_were() {
         it.machine.restore(&dir, &[], ",paused");
         it.machine.status();
         fs::remove_dir_all(&dir).expect("a machine that has its snapshot open");
-        connect(&it.machine.control()).expect("control").ask(&Command::Resume).expect("it resumes");
+        ask(&it.machine, &Command::Resume).expect("it resumes");
         it.completes(kind);
     }
 }
@@ -157,14 +158,13 @@ fn a_snapshot_waits_for_the_check_of_the_one_before() {
         return;
     }
     let mut it = Interrupted::new(("nvme", "raw"), FILL);
+    let mut last = it.dir.clone();
     for _ in 0..3 {
-        let dir = it.machine.folder.path().join((it.machine.snapshots - 1).to_string());
-        it.machine.restore(&dir, &[], "");
+        it.machine.restore(&last, &[], "");
         it.machine.status();
-        it.machine.save(Then::Quit).expect("a snapshot");
+        last = it.machine.save(Then::Quit).expect("a snapshot");
         assert_eq!(it.machine.running.wait(PATIENCE).expect("an end"), 0);
     }
-    let last = it.machine.folder.path().join("3");
     it.machine.restore(&last, &[], "");
     it.completes("nvme");
 }
@@ -202,7 +202,7 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
         return;
     }
     let mut it = Interrupted::new(("nvme", "raw"), LONG_FILL);
-    let dir = it.dir();
+    let dir = it.dir.clone();
     let time = changed(&it.disk);
     // It ends at once, and its disk is as it was.
     for signal in [None, Some(Signal::TERM)] {
@@ -217,7 +217,8 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
     }
     // The whole guest waits after a while, and its snapshot until the check has ended.
     let stopped = Stopped::in_check(&mut it.machine, &dir);
-    let (control, other) = (it.machine.control(), it.machine.folder.path().join("1"));
+    let (control, last) = (it.machine.control(), it.machine.folder.path().join("1"));
+    let other = last.clone();
     let save = thread::spawn(move || {
         let mut client = connect(&control).expect("control");
         control::snapshot::save(&mut client, &other, Then::Quit, None)
@@ -231,7 +232,6 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
     stopped.end();
     save.join().expect("a client").expect("a snapshot");
     assert_eq!(it.machine.running.wait(PATIENCE).expect("an end"), 0);
-    let last = it.machine.folder.path().join("1");
     // A reset does not wait for the check.
     let stopped = Stopped::in_check(&mut it.machine, &last);
     ask(&it.machine, &Command::Reset).expect("a reset");
@@ -253,9 +253,7 @@ fn a_usb_disk_with_a_limit_waits_for_the_check() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let disk = folder.path().join("disk");
-    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    let device = format!("usb-storage,path={},bandwidth=50M", disk.display());
+    let device = format!("usb-storage,path={},bandwidth=50M", raw(folder.path()).display());
     let words = ["--cmdline", "checks=none then=halt", "--device", "xhci", "--device", &device];
     let mut machine = Machine::start(&words);
     machine.running.says("\"probe\"", 1).expect("a report");

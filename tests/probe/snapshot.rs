@@ -35,7 +35,7 @@ pub(crate) struct Machine {
     pub(crate) running: Running,
     /// Its output before it was saved.
     before: String,
-    pub(crate) snapshots: usize,
+    snapshots: usize,
 }
 
 impl Machine {

@@ -214,7 +214,7 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
             let command = Command::Migrate { to: to.clone(), pause, within };
             let stream = UnixStream::connect(to)
                 .with_context(|| format!("{}: start `vmm run --incoming` first", to.display()))?;
-            client.ask_with(&command, &[stream.as_fd()])?
+            client.pass(&command, &[stream.as_fd()])?
         }
         _ => client.ask_with(&command, file.as_ref().map(AsFd::as_fd).as_slice())?,
     };

@@ -545,6 +545,15 @@ impl Client {
         if command.saves() {
             self.await_check(None)?;
         }
+        self.pass(command, files)
+    }
+
+    /// Like [`ask_with`](Self::ask_with), for a caller that has waited.
+    pub(super) fn pass(
+        &mut self,
+        command: &Command,
+        files: &[BorrowedFd<'_>],
+    ) -> anyhow::Result<Value> {
         let question = format!("{}\n", serde_json::to_string(command)?);
         let stream = self.stream.get_mut();
         stream.end = stream.timeout.map(|time| Instant::now() + time);

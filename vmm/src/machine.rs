@@ -80,8 +80,6 @@ pub struct Machine {
     pub lack: Option<&'static str>,
     /// No processor has run yet: interrupt controllers and processors are as KVM created them.
     fresh: bool,
-    /// The processors wait for `vmm ctl resume`.
-    pub waits: bool,
     built: Built,
     /// The process's pages, which tell unchanged memory.
     pages: Arc<Pages>,
@@ -295,7 +293,6 @@ pub fn build(
         generation,
         lack,
         fresh: true,
-        waits: false,
         built,
         pages: Arc::new(Pages::open()),
         origin: None,
@@ -471,6 +468,11 @@ impl Machine {
             self.generation.started_directly();
         }
         Ok(())
+    }
+
+    /// Whether the processors wait for `vmm ctl resume`, as those of a restored machine may.
+    pub fn waits(&self) -> bool {
+        self.board.shared.disks.gate().is_paused()
     }
 
     pub fn pause(&self) {

@@ -186,10 +186,11 @@ fn run_with(
 
 /// Starts the processors, unless they are to wait. Returns whether they do.
 fn waits(machine: &Machine) -> bool {
-    if !machine.waits {
+    let waits = machine.waits();
+    if !waits {
         machine.resume();
     }
-    machine.waits
+    waits
 }
 
 /// The options, and those of the snapshot for options that are not given.

@@ -45,7 +45,7 @@ pub fn save(
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
     let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within };
-    let answer = client.ask_with(&command, &[machine.as_fd(), memory.as_fd()])?;
+    let answer = client.pass(&command, &[machine.as_fd(), memory.as_fd()])?;
     folder.finish().with_context(|| dir.display().to_string())?;
     Ok(answer)
 }

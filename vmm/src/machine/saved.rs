@@ -377,7 +377,6 @@ impl Machine {
     /// Continues from a snapshot, after `build` with it. `resume` starts the processors.
     pub fn restore(&mut self, snapshot: Snapshot) -> anyhow::Result<()> {
         self.fill_device_memory(&snapshot)?;
-        self.waits = snapshot.waits();
         let Saved { moment, generation, then, files, memory: parts, .. } = snapshot.saved;
         let moved = matches!(snapshot.memory, snapshot::Contents::Received(_));
         if let snapshot::Contents::File(file, _) = snapshot.memory {

@@ -63,11 +63,7 @@ impl Volume {
     /// machine uses the disk, to which they belong.
     pub fn clear(&self, settings: &Settings, root: &Path) -> anyhow::Result<()> {
         let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
-        let _locked = match disk.as_deref().filter(|path| path.exists()) {
-            Some(path) if path.is_file() => Some(locked(path)?),
-            Some(device) => Some(claimed(device).with_context(|| device.display().to_string())?),
-            None => None,
-        };
+        let _locked = disk.filter(|path| path.exists()).map(|path| locked(&path)).transpose()?;
         let boot = settings.machine.boot;
         self.remove_firmware_files(boot, "vars")?;
         match settings.has_tpm() {
@@ -108,18 +104,14 @@ fn lock_disk(found: &Found) -> anyhow::Result<Option<File>> {
     found.disk.as_deref().filter(|_| found.own).map(locked).transpose()
 }
 
-/// Opens and locks a disk. Fails if another machine uses it.
+/// Opens and locks a disk, and claims a device as a machine does. Fails if another machine uses it.
 pub(super) fn locked(path: &Path) -> anyhow::Result<File> {
-    let file = files::open(path, File::options().read(true).write(true));
+    let file = match path.is_file() {
+        true => files::open(path, File::options().read(true).write(true)),
+        false => lock::open_exclusive(path),
+    };
     let file = file.with_context(|| path.display().to_string())?;
     lock::exclusive(&file, path)?;
-    Ok(file)
-}
-
-/// Claims a device as a machine does. Fails if another program uses it.
-fn claimed(device: &Path) -> anyhow::Result<File> {
-    let file = lock::open_exclusive(device)?;
-    lock::exclusive(&file, device)?;
     Ok(file)
 }
 
