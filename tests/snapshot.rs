@@ -198,7 +198,7 @@ for disk in nvme0n1 sda; do (
   exec 3<> /dev/tpm0
   before=$(cat $register)
   while [ ! -e /stop ]; do
-    printf "$head"'MEASURED' >&3
+    printf "$head"'MEASURED' >&3 || echo "the TPM takes no command" >> /wrong
     answer=$(head -c 19 <&3 | od -v -A n -t x1 | tr -d ' \n')
     [ "$answer" = 80020000001300000000000000000000010000 ] || echo "the TPM: $answer" >> /wrong
     now=$(cat $register)
@@ -226,8 +226,13 @@ for disk in nvme0n1 sda; do (
 /// Ends the load, and checks the numbers.
 const CHECK: &str = r#"
 touch /stop
+waits=0
 for it in numbers nvme0n1 sda memory tpm clock; do
-  while [ ! -e /stopped.$it ]; do usleep 100000; done
+  while [ ! -e /stopped.$it ]; do
+    usleep 100000
+    waits=$((waits + 1))
+    [ $waits -lt 400 ] || { echo "$it does not end: $(cat /wrong)"; dmesg | tail -n 30; exit 1; }
+  done
 done
 umount /mnt/vda
 mount -t ext4 -o ro /dev/vda /mnt/vda

@@ -217,11 +217,12 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
     }
     // The whole guest waits after a while, and its snapshot until the check has ended.
     let stopped = Stopped::in_check(&mut it.machine, &dir);
+    let continued = it.machine.status()["continued"].as_u64().expect("a number");
     let (control, last) = (it.machine.control(), it.machine.folder.path().join("1"));
     let other = last.clone();
     let save = thread::spawn(move || {
         let mut client = connect(&control).expect("control");
-        control::snapshot::save(&mut client, &other, Then::Quit, None)
+        control::snapshot::save(&mut client, &other, Then::Pause, None)
     });
     while it.machine.status()["state"] == "running" {
         sleep(Duration::from_millis(10));
@@ -231,6 +232,9 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
     assert!(!save.is_finished(), "memory that is not checked yet");
     stopped.end();
     save.join().expect("a client").expect("a snapshot");
+    // Its clocks stood still, too.
+    assert_eq!(it.machine.status()["continued"], continued + 1);
+    ask(&it.machine, &Command::Quit).expect("it quits");
     assert_eq!(it.machine.running.wait(PATIENCE).expect("an end"), 0);
     // A reset does not wait for the check.
     let stopped = Stopped::in_check(&mut it.machine, &last);
@@ -240,6 +244,7 @@ fn a_machine_obeys_while_its_memory_is_checked_and_is_saved_afterwards() {
     it.machine.running.wait(PATIENCE).expect("an end");
     stopped.end();
     it.machine.restore(&last, &[], "");
+    ask(&it.machine, &Command::Resume).expect("it resumes");
     it.completes("nvme");
 }
 

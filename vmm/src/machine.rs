@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use boot::layout::Ram;
@@ -479,9 +480,9 @@ impl Machine {
         self.processors.pause();
     }
 
-    /// Like `pause`, but does not wait until they have stopped.
-    pub fn stop_soon(&self) {
-        self.processors.stop_soon();
+    /// Like `pause`, but waits only for this time. Returns whether all have stopped.
+    pub fn pause_within(&self, time: Duration) -> bool {
+        self.processors.pause_within(time)
     }
 
     pub fn resume(&self) {

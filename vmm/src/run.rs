@@ -45,7 +45,11 @@ pub enum Notice {
     Control(Request),
     /// The memory of a machine that moves was sent, or that failed.
     Prepared(Box<Prepared>),
-    /// The memory of the snapshot is damaged, from which the machine continued.
+    /// The guest waits until the memory is checked of the snapshot from which it continued.
+    Waits,
+    /// That memory is sound.
+    Checked,
+    /// That memory is damaged.
     Damaged(anyhow::Error),
     /// A machine that moves writes too fast: its processors stop for a moment.
     Slow(Slow),
@@ -364,8 +368,7 @@ impl MainLoop {
             Notice::Device(Event::Reset) => self.reset(Reset::ByGuest)?,
             Notice::Device(Event::StopProcessors) => {
                 self.holds += 1;
-                // Without waiting: a processor may be writing to a file that is not ready.
-                self.machine.stop_soon();
+                self.machine.pause();
             }
             Notice::Device(Event::ResumeProcessors) => {
                 self.holds = self.holds.saturating_sub(1);
@@ -376,6 +379,8 @@ impl MainLoop {
                 self.resume_if_allowed();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
+            Notice::Waits => self.wait_for_check(),
+            Notice::Checked => self.checked()?,
             Notice::Damaged(error) => return Err(error),
             Notice::Slow(slow) => self.slow_down(&slow),
             Notice::Device(Event::UsbGone) => self.machine.remove_retired(),
@@ -447,7 +452,7 @@ impl MainLoop {
     }
 
     fn must_stay_paused(&self) -> bool {
-        self.paused || self.holds > 0
+        self.paused || self.holds > 0 || self.waits_for_check()
     }
 
     fn resume_if_allowed(&self) {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use devices::bus::Spaces;
@@ -92,12 +92,13 @@ impl Processors {
     /// Stops all processors between two instructions. Returns when they have stopped.
     pub fn pause(&self) {
         self.order(Order::Pause);
-        self.wait_until_parked();
+        self.wait_until_parked(None);
     }
 
-    /// Lets all processors stop between two instructions.
-    pub fn stop_soon(&self) {
+    /// Like `pause`, but waits only for this time. Returns whether all have stopped.
+    pub fn pause_within(&self, time: Duration) -> bool {
         self.order(Order::Pause);
+        self.wait_until_parked(Some(Instant::now() + time))
     }
 
     pub fn resume(&self) {
@@ -134,9 +135,12 @@ impl Processors {
 
     /// Kicks again from time to time. A processor may wait for the host's side of a device (a
     /// terminal without a reader) and have missed the signal that interrupts it.
-    fn wait_until_parked(&self) {
+    fn wait_until_parked(&self, end: Option<Instant>) -> bool {
         let mut state = self.shared.lock();
         while state.parked < self.threads.len() {
+            if end.is_some_and(|end| end <= Instant::now()) {
+                return false;
+            }
             let waited = self.shared.changed.wait_timeout(state, KICK_INTERVAL);
             let (now, late) = waited.expect("a panic ends the process");
             state = now;
@@ -144,6 +148,7 @@ impl Processors {
                 self.threads.iter().for_each(kvm::kick);
             }
         }
+        true
     }
 }
 

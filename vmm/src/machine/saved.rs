@@ -213,9 +213,19 @@ impl Machine {
         self.can_stand_still()?;
         if self.parked.is_none() {
             self.board.gather()?;
+        }
+        self.freeze()?;
+        self.complete_disks()?;
+        self.add_late_interrupts()
+    }
+
+    /// Parks the devices until `unpark`, and stops the guest's clocks, to go on in this process.
+    /// Processors must be paused.
+    pub fn freeze(&mut self) -> anyhow::Result<()> {
+        self.can_stand_still()?;
+        if self.parked.is_none() {
             self.parked = Some(self.park_all()?);
         }
-        self.complete_disks()?;
         self.add_late_interrupts()
     }
 

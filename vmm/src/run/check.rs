@@ -2,11 +2,10 @@
 //! to the host's files wait: a guest that runs with damaged memory would damage its disks, too.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{Builder, sleep};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use devices::grants::Event;
 use rustix::process::setpriority_process;
 
 use super::{MainLoop, Notice};
@@ -19,8 +18,8 @@ use crate::status::{Failure, Status};
 const RUNS_AT_MOST: Duration = Duration::from_secs(5);
 /// How soon a guest that waits for the check stands still.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The time in which requests that waited are done before a guest that waited goes on.
-const HEAD_START: Duration = Duration::from_millis(100);
+/// The time in which its processors stop, unless one of them writes a variable.
+const STOP_TIME: Duration = Duration::from_secs(1);
 /// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
 /// quarter of a busy processor.
 const NICE: i32 = 5;
@@ -28,8 +27,37 @@ const NICE: i32 = 5;
 impl MainLoop {
     /// Whether the machine cannot be saved yet, because of the check.
     pub(super) fn is_unchecked(&self) -> bool {
-        let gate = self.machine.shared().disks.gate();
-        gate.is_unchecked() || gate.is_urgent()
+        self.machine.shared().disks.gate().is_unchecked() || self.waits_for_check()
+    }
+
+    pub(super) fn waits_for_check(&self) -> bool {
+        self.machine.shared().disks.gate().is_urgent()
+    }
+
+    /// The guest waits, and its clocks stand still: its drivers would give their requests up.
+    pub(super) fn wait_for_check(&mut self) {
+        // A processor that writes a variable waits for the check, and then the clocks go on.
+        if self.machine.pause_within(STOP_TIME)
+            && let Err(error) = self.machine.freeze()
+        {
+            tracing::warn!("the guest's clocks go on while it waits: {error:#}");
+        }
+    }
+
+    /// A guest that waited goes on.
+    pub(super) fn checked(&mut self) -> anyhow::Result<()> {
+        if !self.waits_for_check() {
+            return Ok(());
+        }
+        self.machine.shared().disks.gate().settled();
+        if self.machine.is_parked() {
+            self.machine.unpark()?;
+        } else if !self.must_stay_paused() {
+            self.machine.pause();
+            self.machine.wake_clocks();
+        }
+        self.resume_if_allowed();
+        Ok(())
     }
 
     /// Begins the check, if the memory is not checked yet.
@@ -77,7 +105,7 @@ fn conclude(
     if waits {
         tracing::info!("the guest waits until the memory of its snapshot is checked");
         gate.hurry();
-        notify(Notice::Device(Event::StopProcessors));
+        notify(Notice::Waits);
     }
     let ran = began.elapsed().as_secs_f64();
     // It always tells its end.
@@ -89,12 +117,7 @@ fn conclude(
     match checked {
         Ok(()) => {
             gate.checked();
-            if waits {
-                // Its drivers gave up if they found nothing done after this time.
-                sleep(HEAD_START);
-                notify(Notice::Device(Event::ResumeProcessors));
-            }
-            gate.settled();
+            notify(Notice::Checked);
         }
         Err(error) => {
             notify(Notice::Damaged(damaged(restore, &error, (!gate.is_paused()).then_some(ran))));
@@ -120,6 +143,7 @@ fn damaged(restore: &Restore, error: &anyhow::Error, ran: Option<f64>) -> anyhow
 mod test {
     use std::os::unix::fs::FileExt as _;
     use std::sync::{Arc, Mutex};
+    use std::thread::sleep;
 
     use host::gate::Gate;
     use host::ram::MmapRegion;
@@ -147,7 +171,8 @@ mod test {
         let all = Mutex::new(Vec::new());
         let notify = |notice| {
             all.lock().unwrap().push(match notice {
-                Notice::Device(event) => format!("{event:?}"),
+                Notice::Waits => "waits".into(),
+                Notice::Checked => "checked".into(),
                 Notice::Damaged(error) => format!("{error:#}"),
                 _ => unreachable!("no other"),
             });
@@ -168,8 +193,8 @@ mod test {
     #[test]
     fn a_guest_whose_memory_takes_long_waits() {
         for (late, wanted) in [
-            (Duration::ZERO, &[][..]),
-            (Duration::from_secs(1), &["StopProcessors", "ResumeProcessors"]),
+            (Duration::ZERO, &["checked"][..]),
+            (Duration::from_secs(1), &["waits", "checked"]),
         ] {
             let unchecked = unchecked();
             assert_eq!(notices(&unchecked, late), wanted);

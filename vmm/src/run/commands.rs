@@ -151,6 +151,7 @@ impl MainLoop {
             // The checksums of a snapshot must be those of sound memory.
             _ if command.saves() && self.is_unchecked() => Some(UNCHECKED),
             _ if self.migration.is_some() && changes_machine(command) => Some(MOVING),
+            _ if parked && self.waits_for_check() => Some(UNCHECKED),
             _ => parked.then_some(asleep.unwrap_or(PARKED)),
         }
     }
@@ -168,7 +169,8 @@ impl MainLoop {
     }
 
     fn resume(&mut self) -> anyhow::Result<Value> {
-        if self.machine.is_parked() {
+        // A guest that waits for the check goes on after it.
+        if self.machine.is_parked() && !self.waits_for_check() {
             self.wake_up();
             self.unpark()?;
         } else if self.paused {
@@ -307,11 +309,11 @@ impl MainLoop {
     }
 
     fn state(&self) -> &'static str {
-        match (self.paused, self.holds) {
+        match self.must_stay_paused() {
             _ if self.asleep.is_some() => "asleep",
-            (true, _) => "paused",
-            (false, 0) => "running",
-            (false, _) => "waiting for the host",
+            _ if self.paused => "paused",
+            true => "waiting for the host",
+            false => "running",
         }
     }
 
