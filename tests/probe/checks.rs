@@ -13,7 +13,7 @@ use transom_tests::program::{PATIENCE, connect, report};
 use vmm::control::{self, Command, Then};
 
 use crate::runs_here;
-use crate::snapshot::{Machine, SIZE, disks_are_sound, qcow2};
+use crate::snapshot::{Machine, disks_are_sound, qcow2, raw};
 
 /// Kinds of disks, and formats of their images.
 const KINDS: [(&str, &str); 3] = [("virtio-blk", "raw"), ("nvme", "qcow2"), ("ahci-disk", "raw")];
@@ -62,12 +62,6 @@ impl Interrupted {
         assert_eq!(ended, 0, "{kind}: {output}{}", self.machine.running.stderr.text());
         disks_are_sound(kind, &report(&output).expect("a report"));
     }
-}
-
-fn raw(folder: &Path) -> PathBuf {
-    let disk = folder.join("disk");
-    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    disk
 }
 
 fn changed(path: &Path) -> SystemTime {

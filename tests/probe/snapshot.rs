@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
-use vmm::control::snapshot::save;
+use vmm::control::snapshot::{save, save_with_key};
 use vmm::control::{Command, Then};
 use vmm::kvm::KvmSupport;
 
@@ -62,8 +63,12 @@ impl Machine {
     }
 
     pub(crate) fn save(&mut self, then: Then) -> anyhow::Result<PathBuf> {
+        self.save_with_key(then, None)
+    }
+
+    fn save_with_key(&mut self, then: Then, key: Option<&Path>) -> anyhow::Result<PathBuf> {
         let dir = self.folder.path().join(self.snapshots.to_string());
-        save(&mut connect(&self.control())?, &dir, then, None)?;
+        save_with_key(&mut connect(&self.control())?, &dir, then, None, key)?;
         self.snapshots += 1;
         Ok(dir)
     }
@@ -139,24 +144,33 @@ fn stands_still(machine: &Machine, disk: &Path, format: &str, random: &mut Noise
     client.ask(&Command::Resume).expect("it resumes");
 }
 
-/// Writes and verifies disks, and saves the machine at random moments until it is done.
-fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut Noise) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut disk = folder.path().join("disk");
-    match format {
-        "qcow2" => disk = qcow2(folder.path()),
-        _ => File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk"),
-    }
-    let device = format!("{kind},path={}", disk.display());
-    let wanted = SNAPSHOTS[usize::from(everything())];
+pub(crate) fn raw(folder: &Path) -> PathBuf {
+    let disk = folder.join("disk");
+    File::create(&disk).and_then(|it| it.set_len(SIZE)).expect("a disk");
+    disk
+}
+
+/// The probe's words for disks that are written and verified, with this many requests each.
+fn disk_words(requests: usize, wait: &str) -> String {
     let mut words = String::from("checks=none ");
-    // Long enough for all snapshots: the rest is done without them.
-    let requests = wanted * REQUESTS;
-    for (mode, requests) in [("write", requests), ("verify", requests)] {
+    for mode in ["write", "verify"] {
         let way = format!("seed=19,depth=32,span=8M,requests={requests},wait={wait}");
         write!(words, "disk={mode},{way} ").expect("a String takes everything");
     }
-    let words = format!("{words} then=poweroff");
+    words + "then=poweroff"
+}
+
+/// Writes and verifies disks, and saves the machine at random moments until it is done.
+fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut Noise) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = if format == "qcow2" { qcow2(folder.path()) } else { raw(folder.path()) };
+    let key = folder.path().join("key");
+    fs::write(&key, [0xf5; 32]).expect("a key");
+    let with_key = format!(",key={}", key.display());
+    let device = format!("{kind},path={}", disk.display());
+    let wanted = SNAPSHOTS[usize::from(everything())];
+    // Long enough for all snapshots: the rest is done without them.
+    let words = disk_words(wanted * REQUESTS, wait);
     let mut machine =
         Machine::start(&["--memory", "64M", "--device", &device, "--cmdline", &words]);
     let mut first = None;
@@ -164,7 +178,11 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
         stands_still(&machine, &disk, format, random);
         sleep(Duration::from_micros(random.below(LONGEST)));
         let then = random.choose(&[Then::Resume, Then::Pause, Then::Sleep, Then::Quit, Then::Quit]);
-        let dir = machine.save(then).unwrap_or_else(|error| {
+        let (key, with_key) = match random.below(3) {
+            0 if then != Then::Sleep => (Some(&*key), &*with_key),
+            _ => (None, ""),
+        };
+        let dir = machine.save_with_key(then, key).unwrap_or_else(|error| {
             panic!("{kind}, snapshot {}: {error:#}: {}", machine.snapshots, machine.output())
         });
         match then {
@@ -188,11 +206,11 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
                 machine.restore(&dir, &[], "");
             }
             Then::Quit => {
-                first.get_or_insert_with(|| dir.clone());
+                first.get_or_insert_with(|| (dir.clone(), with_key.to_owned()));
                 assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
                 assert!(format != "qcow2" || is_complete(&disk), "{kind}");
                 let how = random.choose(&HOW);
-                machine.restore(&dir, &[], how);
+                machine.restore(&dir, &[], &format!("{how}{with_key}"));
             }
         }
     }
@@ -201,8 +219,8 @@ fn works_through_snapshots(kind: &str, format: &str, wait: &str, random: &mut No
     assert_eq!(ended, 0, "{kind}: {output}{}", machine.running.stderr.text());
     disks_are_sound(kind, &report(&output).expect("a report"));
     // It has written since, so that no earlier snapshot fits.
-    if let Some(first) = first {
-        let error = refused(&first, &[]);
+    if let Some((first, with_key)) = first {
+        let error = refused_with(&first, &with_key, &[]);
         assert!(error.contains("has another size or time"), "{error}");
     }
 }
@@ -225,8 +243,7 @@ fn disks_keep_every_byte_through_snapshots_at_any_moment() {
 
 /// A machine that is saved at its end, where it halts: its memory and its disk.
 fn saved(folder: &Path, then: Then) -> Machine {
-    File::create(folder.join("disk")).and_then(|it| it.set_len(SIZE)).expect("a disk");
-    saved_with(&folder.join("disk"), then)
+    saved_with(&raw(folder), then)
 }
 
 fn saved_with(disk: &Path, then: Then) -> Machine {
@@ -240,8 +257,13 @@ fn saved_with(disk: &Path, then: Then) -> Machine {
 }
 
 fn refused(dir: &Path, words: &[&str]) -> String {
+    refused_with(dir, "", words)
+}
+
+fn refused_with(dir: &Path, how: &str, words: &[&str]) -> String {
     // Before its guest runs, which has one line, the reason.
-    let words = [&["run", "--restore", ".,check=first"], words].concat();
+    let from = format!(".,check=first{how}");
+    let words = [&["run", "--restore", &from], words].concat();
     let Ended { status, stderr, .. } = run_in(dir, &words).expect("vmm");
     assert_eq!(status, 66, "{words:?}: {stderr}");
     assert_eq!(stderr.lines().count(), 1, "{words:?}: {stderr}");
@@ -307,6 +329,69 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
     // Whole again, it runs.
     machine.restore(&dir, &[], "");
     assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+}
+
+#[test]
+fn an_encrypted_snapshot_is_of_use_only_with_its_key() {
+    if !runs_here("an_encrypted_snapshot_is_of_use_only_with_its_key") {
+        return;
+    }
+    let disks = tempfile::tempdir().expect("a folder");
+    let new = |name: &str, contents: &[u8]| {
+        fs::write(disks.path().join(name), contents).expect("a key");
+        disks.path().join(name)
+    };
+    let other = new("other", &[0xf8; 32]);
+    let with = |key: &Path| format!(",key={}", key.display());
+    for key in [new("key", &[0xf7; 32]), new("passphrase", b"correct horse battery staple\n")] {
+        let mut machine = saved(disks.path(), Then::Resume);
+        let plain = machine.folder.path().join("0");
+        let asleep = machine.save_with_key(Then::Sleep, Some(&key)).expect_err("it cannot sleep");
+        assert!(asleep.to_string().contains("leave `key` out"), "{asleep:#}");
+        // Never silently without encryption.
+        let file = File::open("/dev/null").expect("a file");
+        for (key, files) in [(Some(key.clone()), 2), (None, 3)] {
+            let command = Command::Snapshot { dir: "1".into(), then: None, within: None, key };
+            let mut client = connect(&machine.control()).expect("control");
+            let refused = client.ask_with(&command, &vec![file.as_fd(); files]);
+            let refused = format!("{:#}", refused.expect_err("another number of files"));
+            assert!(refused.contains("two open files, and with `key` a third"), "{refused}");
+        }
+        let dir = machine.save_with_key(Then::Quit, Some(&key)).expect("a snapshot");
+        assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+        // The guest's command line in its memory, and a part of the state.
+        for (name, words) in [("memory", &b"then=halt"[..]), ("machine.json", b"\"cpuid\"")] {
+            for (dir, is_there) in [(&plain, true), (&dir, false)] {
+                let bytes = fs::read(dir.join(name)).expect("a file");
+                let found = bytes.windows(words.len()).any(|it| it == words);
+                assert_eq!(found, is_there, "{name}");
+            }
+        }
+        let blocks = |dir: &Path| fs::metadata(dir.join("memory")).expect("memory").blocks();
+        assert!(blocks(&dir) <= blocks(&plain) + blocks(&plain) / 4, "it has no holes");
+        for (dir, how, said) in [
+            (&dir, "", "it is encrypted: add `,key=FILE`"),
+            (&dir, &*with(&other), "machine.json: it is damaged, or the key is another one"),
+            (&dir, &*with(&disks.path().join("none")), "No such file"),
+            (&dir, &*with(&new("short", b"secret\n")), "it has 6 bytes: give a key of 32"),
+            (&plain, &*with(&key), "it is not encrypted, so anybody may have changed it"),
+        ] {
+            let error = refused_with(dir, how, &[]);
+            assert!(error.contains(said), "{said}: {error}");
+        }
+        let memory = File::options().read(true).write(true).open(dir.join("memory"));
+        let memory = memory.expect("memory");
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, 0x10_0000).expect("memory");
+        memory.write_all_at(&byte.map(|it| !it), 0x10_0000).expect("memory");
+        let error = refused_with(&dir, &with(&key), &[]);
+        assert!(error.contains("damaged between the bytes 1048576 and 2097152"), "{error}");
+        memory.write_all_at(&byte, 0x10_0000).expect("memory");
+        machine.restore(&dir, &[], &with(&key));
+        assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+        // It can be saved again, without the key.
+        machine.save(Then::Quit).expect("a snapshot");
+    }
 }
 
 #[test]

@@ -205,8 +205,9 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let file = host_device(&command)?;
     let mut client = Client::connect(Path::new(&path))?;
     let answer = match &command {
-        Command::Snapshot { dir, then, within } => {
-            control::snapshot::save(&mut client, dir, then.unwrap_or_default(), *within)?
+        Command::Snapshot { dir, then, within, key } => {
+            let (then, key) = (then.unwrap_or_default(), key.as_deref());
+            control::snapshot::save_with_key(&mut client, dir, then, *within, key)?
         }
         Command::Migrate { to, pause, within } => {
             // The other end does not wait long after it is connected.

@@ -216,8 +216,11 @@ options! {
     /// time: in this new folder it gets a qcow2 image over each writable disk, a copy of `--vars`,
     /// and `config.json` for later starts with `--config`. With `clone` alone, you give these, and
     /// the images are empty. The guest gets a new VM Generation ID, unless the machine ended with
-    /// the snapshot and is no clone. Restore only your own snapshots.
-    "restore" "DIR[,clone[=FOLDER]][,copy][,check=first|later|off][,paused][,options=given]"
+    /// the snapshot and is no clone. With `key`, the file of the key or passphrase of an encrypted
+    /// snapshot, all memory is read, checked and decrypted at first. Restore only your own
+    /// snapshots.
+    "restore"
+        "DIR[,key=FILE][,clone[=FOLDER]][,copy][,check=first|later|off][,paused][,options=given]"
         restore: Option<Restore>,
     /// Wait at this Unix socket for a running machine that `vmm ctl migrate` sends, and go on with
     /// it. Options that are not given are those of the machine, addresses of viewers and sockets

@@ -156,10 +156,12 @@ commands! {
     /// memory back to the host. A snapshot is of use only with the disks as they were: a disk file
     /// that has changed since is refused. Remove the folder before a machine that is asleep
     /// resumes. A machine with a USB device of this host is not saved. With `within`, a snapshot
-    /// that takes longer fails, and the machine continues. In JSON, two open files for
-    /// `machine.json` and `memory` are passed in this order.
-    "snapshot" "DIR [then resume|pause|quit|sleep] [within SECONDS]" Snapshot {
-        dir: PathBuf; then: Then, within: u16
+    /// that takes longer fails, and the machine continues. With `key`, the snapshot is encrypted,
+    /// and only `--restore DIR,key=FILE` continues from it: the file has 32 random bytes, or a
+    /// passphrase of at least 12 bytes. In JSON, two open files for `machine.json` and `memory` are
+    /// passed in this order, and with `key` a third, with 32 bytes of salt and 32 of a new key.
+    "snapshot" "DIR [then resume|pause|quit|sleep] [within SECONDS] [key FILE]" Snapshot {
+        dir: PathBuf; then: Then, within: u16, key: PathBuf
     },
     /// Wait until a frame arrives for a machine that is asleep, or until it is not asleep any more.
     /// A tap then drops all frames that are sent to many receivers, but for the questions for an

@@ -16,6 +16,7 @@ use devices::grants::{Event, Events};
 use host::listen::UnixAddress;
 use jail::Restrictions;
 
+use self::check::STOP_TIME;
 use self::migrate::{Migration, Prepared};
 use self::sleep::Asleep;
 use self::transfers::Transfers;
@@ -368,7 +369,8 @@ impl MainLoop {
             Notice::Device(Event::Reset) => self.reset(Reset::ByGuest)?,
             Notice::Device(Event::StopProcessors) => {
                 self.holds += 1;
-                self.machine.pause();
+                // A processor that writes a variable may wait for the check of memory.
+                self.machine.pause_within(STOP_TIME);
             }
             Notice::Device(Event::ResumeProcessors) => {
                 self.holds = self.holds.saturating_sub(1);
@@ -379,7 +381,7 @@ impl MainLoop {
                 self.resume_if_allowed();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
-            Notice::Waits => self.wait_for_check(),
+            Notice::Waits => self.wait_for_check()?,
             Notice::Checked => self.checked()?,
             Notice::Damaged(error) => return Err(error),
             Notice::Slow(slow) => self.slow_down(&slow),

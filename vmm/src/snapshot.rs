@@ -3,8 +3,10 @@
 //!
 //! `machine.json` begins with a line of its own: format, version, and length and checksum of the
 //! rest. It gets its name last, so a folder without it holds no snapshot. Snapshots are as secret
-//! as the guest's memory: only their owner can read them.
+//! as the guest's memory: only their owner can read them, and with a key nobody without it. Then
+//! both files are encrypted but for that line and for the places of data.
 
+pub mod cipher;
 pub mod memory;
 
 use std::collections::BTreeMap;
@@ -17,11 +19,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use devices::device;
-use host::ram::GuestMemoryMmap;
+use host::ram::{GuestMemoryMmap, MmapRegion};
 use kvm_bindings::kvm_cpuid_entry2;
 use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryBackend as _;
 
+use self::cipher::{AuthTag, Cipher, Salt, Secret};
 use self::memory::Part;
 use crate::config::{Checks, Config, Memory, Restore};
 use crate::hyperv;
@@ -35,9 +38,12 @@ pub const MEMORY: &str = "memory";
 /// The name of the first until it is complete.
 pub const UNFINISHED: &str = "machine.json.unfinished";
 
-/// The only format that this version writes and reads. A change of what `Saved` means needs a new
-/// number.
+/// The only formats that this version writes and reads: without and with encryption. A change of
+/// what `Saved` means needs new numbers.
 pub const FORMAT: u32 = 1;
+const ENCRYPTED: u32 = 2;
+/// The nonce of the machine's state. Those of memory are offsets.
+const STATE: u64 = u64::MAX;
 /// The limit for the first line, and for the rest of the file.
 const MAX_HEADER: u64 = 512;
 const MAX_STATE: u64 = 256 << 20;
@@ -68,6 +74,15 @@ pub struct Header {
     pub processors: u32,
     #[serde(default)]
     pub memory: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    encryption: Option<Encryption>,
+}
+
+/// How the rest of `machine.json` is encrypted.
+#[derive(Debug, Serialize, Deserialize)]
+struct Encryption {
+    salt: Salt,
+    tag: AuthTag,
 }
 
 impl Header {
@@ -91,6 +106,27 @@ impl Header {
         }
         header.compare(bytes, crc32.finalize())?;
         Ok(header)
+    }
+
+    /// The cipher of an encrypted snapshot. Fails if it has none, and there is a secret.
+    fn cipher(&self, secret: Option<&Secret>) -> anyhow::Result<Option<Cipher>> {
+        match (self.format, &self.encryption, secret) {
+            (FORMAT, None, None) => Ok(None),
+            (FORMAT, None, Some(_)) => bail!(
+                "it is not encrypted, so anybody may have changed it: without `key=` it is \
+                 restored all the same"
+            ),
+            (ENCRYPTED, Some(it), Some(secret)) => Ok(Some(Cipher::of(secret, &it.salt))),
+            (ENCRYPTED, Some(_), None) => {
+                bail!("it is encrypted: add `,key=FILE` with the file of its key or passphrase")
+            }
+            (FORMAT | ENCRYPTED, ..) => bail!("the first line is damaged"),
+            (format, ..) => bail!(
+                "its format is {format}, and this version reads formats {FORMAT} and {ENCRYPTED}: \
+                 restore it with vmm {}, which wrote it, and shut the guest down there",
+                self.vmm
+            ),
+        }
     }
 
     fn compare(&self, bytes: u64, crc32: u32) -> anyhow::Result<()> {
@@ -126,18 +162,24 @@ pub struct Moment {
 }
 
 impl Saved {
-    pub fn write(&self, mut file: &File) -> anyhow::Result<()> {
-        let state = serde_json::to_vec(self).context("the machine's state")?;
+    pub fn write(&self, mut file: &File, cipher: Option<&Cipher>) -> anyhow::Result<()> {
+        let mut state = serde_json::to_vec(self).context("the machine's state")?;
         let bytes = state.len() as u64;
         ensure!(bytes < MAX_STATE, "the machine's state has {bytes} bytes, too many to restore");
+        let mut encryption = None;
+        if let Some(cipher) = cipher {
+            let tag = cipher.encrypt(STATE, &mut state)?;
+            encryption = Some(Encryption { salt: cipher.salt().clone(), tag });
+        }
         let header = Header {
-            format: FORMAT,
+            format: if cipher.is_some() { ENCRYPTED } else { FORMAT },
             vmm: env!("CARGO_PKG_VERSION").into(),
             bytes,
             crc32: crc32fast::hash(&state),
             then: self.then,
             processors: self.config.cpus.count,
             memory: self.config.memory.size.0,
+            encryption,
         };
         let mut text = serde_json::to_vec(&header)?;
         text.push(b'\n');
@@ -145,19 +187,24 @@ impl Saved {
         file.write_all(&text).and_then(|()| file.sync_all()).context("machine.json")
     }
 
-    fn read(file: &File) -> anyhow::Result<Self> {
+    fn read(file: &File, secret: Option<&Secret>) -> anyhow::Result<(Self, Option<Cipher>)> {
         let mut from = BufReader::new(file);
         let header = Header::read(&mut from)?;
-        let Header { format, vmm, .. } = &header;
-        ensure!(
-            *format == FORMAT,
-            "its format is {format}, and this version reads format {FORMAT}: restore it with vmm \
-             {vmm}, which wrote it, and shut the guest down there"
-        );
+        let cipher = header.cipher(secret)?;
         let mut state = Vec::new();
         from.take(MAX_STATE).read_to_end(&mut state)?;
         header.compare(state.len() as u64, crc32fast::hash(&state))?;
-        serde_json::from_slice(&state).context("it does not describe a machine of this version")
+        if let (Some(cipher), Some(it)) = (&cipher, &header.encryption) {
+            let same = cipher.decrypt(STATE, &mut state, &it.tag);
+            ensure!(same, "it is damaged, or the key is another one");
+        }
+        let saved = serde_json::from_slice::<Self>(&state);
+        let saved = saved.context("it does not describe a machine of this version")?;
+        // Nothing else proves that the first line belongs to the rest.
+        let sizes = (saved.then, saved.config.cpus.count, saved.config.memory.size.0);
+        let same = sizes == (header.then, header.processors, header.memory);
+        ensure!(cipher.is_none() || same, "the first line is damaged");
+        Ok((saved, cipher))
     }
 }
 
@@ -169,8 +216,35 @@ pub struct Snapshot {
 
 /// The contents of its memory.
 pub enum Contents {
-    File(File, Restore),
+    File(Stored),
     Received(Received),
+}
+
+/// Memory in a file of a snapshot.
+pub struct Stored {
+    pub file: File,
+    from: Restore,
+    pub cipher: Option<Cipher>,
+}
+
+impl Stored {
+    /// Whether memory is read and checked at first. Memory in huge pages cannot be that of a file.
+    fn is_copied(&self, memory: &Memory) -> bool {
+        self.from.copy || self.cipher.is_some() || memory.hugepages.is_some()
+    }
+
+    /// Copies a part to memory that has only zeros.
+    pub fn read(&self, at: u64, part: &Part, region: &MmapRegion) -> anyhow::Result<()> {
+        memory::read((&self.file, self.cipher.as_ref()), at, part, region)
+    }
+}
+
+/// The files of a snapshot that is written.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    pub machine: &'a File,
+    pub memory: &'a File,
+    pub cipher: Option<&'a Cipher>,
 }
 
 /// The memory of a machine that came from another process.
@@ -215,27 +289,27 @@ impl Snapshot {
             }
             other => other.context(MACHINE)?,
         };
-        let saved = Saved::read(&file).context(MACHINE)?;
-        let memory = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
-        memory::check_length(&memory, &saved.memory).context(MEMORY)?;
-        Ok(Self { saved, memory: Contents::File(memory, from.clone()) })
+        let secret = from.key.as_deref().map(Secret::open).transpose()?;
+        let (saved, cipher) = Saved::read(&file, secret.as_ref()).context(MACHINE)?;
+        let file = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
+        memory::check_length(&file, &saved.memory, cipher.is_some()).context(MEMORY)?;
+        Ok(Self { saved, memory: Contents::File(Stored { file, from: from.clone(), cipher }) })
     }
 
     /// Checks the contents of memory, if the guest is to run only afterwards.
     pub fn check(&self) -> anyhow::Result<()> {
-        let Contents::File(file, from) = &self.memory else { return Ok(()) };
-        if from.copy || from.check != Checks::First {
+        let Contents::File(Stored { file, from, cipher }) = &self.memory else { return Ok(()) };
+        if from.copy || cipher.is_some() || from.check != Checks::First {
             return Ok(());
         }
         let checked = memory::check(file, memory::places(&self.saved.memory), || Ok(()));
-        let checked = checked.context(MEMORY);
-        refused(checked.with_context(|| format!("--restore {}", from.dir.display())))
+        refused(checked.with_context(|| from.memory()))
     }
 
     /// Whether the guest waits for `vmm ctl resume`, and its disks are as they were until then.
     pub fn waits(&self) -> bool {
         match &self.memory {
-            Contents::File(_, from) => from.paused,
+            Contents::File(stored) => stored.from.paused,
             Contents::Received(_) => self.saved.then == Then::Pause,
         }
     }
@@ -243,7 +317,9 @@ impl Snapshot {
     /// Whether the contents of memory are checked while the guest runs.
     pub fn is_checked_later(&self, memory: &Memory) -> bool {
         match &self.memory {
-            Contents::File(_, from) => from.check == Checks::Later && !is_copied(from, memory),
+            Contents::File(stored) => {
+                stored.from.check == Checks::Later && !stored.is_copied(memory)
+            }
             Contents::Received(_) => false,
         }
     }
@@ -254,24 +330,20 @@ impl Snapshot {
         memory: &Memory,
         ranges: &[Range<u64>],
     ) -> anyhow::Result<Arc<GuestMemoryMmap>> {
-        let (file, from) = match &self.memory {
-            Contents::File(file, from) => (file, from),
+        let stored = match &self.memory {
+            Contents::File(stored) => stored,
             Contents::Received(received) => return Ok(received.ram.clone()),
         };
-        if !is_copied(from, memory) {
-            return ram::map(memory, ranges, Some(file));
+        if !stored.is_copied(memory) {
+            return ram::map(memory, ranges, Some(&stored.file));
         }
         let ram = ram::map(memory, ranges, None)?;
         for (region, (at, part)) in ram.iter().zip(memory::places(&self.saved.memory)) {
-            memory::read(file, at, part, &region.get_mmap()).context("memory")?;
+            let read = stored.read(at, part, &region.get_mmap());
+            refused(read.with_context(|| stored.from.memory()))?;
         }
         Ok(ram)
     }
-}
-
-/// Whether memory is read and checked at first. Memory in huge pages cannot be that of a file.
-fn is_copied(from: &Restore, memory: &Memory) -> bool {
-    from.copy || memory.hugepages.is_some()
 }
 
 /// Gives the error about a snapshot that is damaged or does not fit its own exit status.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::{Config, OptionValue};
+use crate::snapshot::MEMORY;
 
 /// The options of a machine that continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +93,16 @@ pub struct Restore {
     pub paused: bool,
     pub options: Options,
     pub clone: Cloning,
+    /// The file with the key or the passphrase of an encrypted snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+}
+
+impl Restore {
+    /// The snapshot's memory, in errors.
+    pub fn memory(&self) -> String {
+        format!("--restore {}: {MEMORY}", self.dir.display())
+    }
 }
 
 impl OptionValue for Option<Restore> {

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 /// The most files of one command.
-const MAX_FILES: usize = 2;
+const MAX_FILES: usize = 3;
 
 /// Reads from a client, and keeps the files that it passed last. Others are closed.
 pub(super) struct Incoming<'a> {

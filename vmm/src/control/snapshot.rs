@@ -3,7 +3,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind};
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -13,6 +13,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
+use crate::snapshot::cipher::Secret;
 pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
 
 /// How often a client asks whether memory is checked.
@@ -41,11 +42,25 @@ pub fn save(
     then: Then,
     within: Option<u16>,
 ) -> anyhow::Result<Value> {
+    save_with_key(client, dir, then, within, None)
+}
+
+/// Like [`save`], and encrypts the snapshot with the key in this file.
+pub fn save_with_key(
+    client: &mut Client,
+    dir: &Path,
+    then: Then,
+    within: Option<u16>,
+    key: Option<&Path>,
+) -> anyhow::Result<Value> {
+    let secret = key.map(|key| Secret::open(key)?.for_snapshot()).transpose()?;
     let within = client.await_check(within)?;
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
-    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within };
-    let answer = client.pass(&command, &[machine.as_fd(), memory.as_fd()])?;
+    let key = key.map(Path::to_owned);
+    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within, key };
+    let files = [&machine, &memory].into_iter().chain(&secret);
+    let answer = client.pass(&command, &files.map(AsFd::as_fd).collect::<Vec<_>>())?;
     folder.finish().with_context(|| dir.display().to_string())?;
     Ok(answer)
 }

@@ -29,7 +29,9 @@ use crate::migration::Hello;
 use crate::migration::pages::Outgoing;
 use crate::ram;
 use crate::snapshot::memory::{Before, Limit};
-use crate::snapshot::{self, Mark, Moment, Origin, Saved, Snapshot, Then, memory, refused};
+use crate::snapshot::{
+    self, Contents, Mark, Moment, Origin, Saved, Snapshot, Stored, Target, Then, memory, refused,
+};
 
 /// The devices of a board, each with its claims.
 pub(super) fn layout(board: &Board) -> Vec<(String, Vec<String>)> {
@@ -129,22 +131,21 @@ pub(super) fn compare_cpuid(saved: &[Vec<Leaf>], plan: &Plan) -> anyhow::Result<
 }
 
 impl Machine {
-    /// Saves the machine to these files, and returns the parts of the second. The processors must
-    /// be paused. The devices stay parked until `unpark`, so that its disks do not change.
+    /// Saves the machine to these files, and returns the parts of memory. The processors must be
+    /// paused. The devices stay parked until `unpark`, so that its disks do not change.
     pub fn save(
         &mut self,
-        machine: &File,
-        memory: &File,
+        target: Target<'_>,
         then: Then,
         limit: Limit,
     ) -> anyhow::Result<Vec<memory::Part>> {
         self.can_be_saved(then)?;
         self.stand_still()?;
-        let memory = self.save_memory(memory, limit).context("memory")?;
+        let memory = self.save_memory(target, limit).context("memory")?;
         self.add_late_interrupts()?;
         limit.check()?;
         let saved = self.describe(then, memory)?;
-        let written = saved.write(machine);
+        let written = saved.write(target.machine, target.cipher);
         self.parked = Some(saved.moment);
         written.map(|()| saved.memory)
     }
@@ -300,7 +301,7 @@ impl Machine {
     }
 
     /// Fails if a part of the state is in hardware.
-    fn can_stand_still(&self) -> anyhow::Result<()> {
+    pub fn can_stand_still(&self) -> anyhow::Result<()> {
         for (name, _) in self.board.claims() {
             let kind = name.split('.').next().unwrap_or_default();
             ensure!(
@@ -350,6 +351,7 @@ impl Machine {
 
     /// Lets the machine continue where it was saved. `resume` starts the processors.
     pub fn unpark(&mut self) -> anyhow::Result<()> {
+        self.add_late_interrupts()?;
         self.parked.take().map_or(Ok(()), |moment| self.continue_from(moment))
     }
 
@@ -388,8 +390,9 @@ impl Machine {
     pub fn restore(&mut self, snapshot: Snapshot) -> anyhow::Result<()> {
         self.fill_device_memory(&snapshot)?;
         let Saved { moment, generation, then, files, memory: parts, .. } = snapshot.saved;
-        let moved = matches!(snapshot.memory, snapshot::Contents::Received(_));
-        if let snapshot::Contents::File(file, _) = snapshot.memory {
+        let moved = matches!(snapshot.memory, Contents::Received(_));
+        // Encrypted memory was copied, and nothing relies on its file.
+        if let Contents::File(Stored { file, cipher: None, .. }) = snapshot.memory {
             self.origin = Some(Arc::new(Origin { file, parts }));
         }
         self.settle_timer()?;
@@ -452,10 +455,11 @@ impl Machine {
         {
             let contents = backing.overwrite();
             match &snapshot.memory {
-                snapshot::Contents::File(file, _) => {
-                    memory::read(file, at, part, &contents).context("memory of a device")?;
+                Contents::File(stored) => {
+                    let read = stored.read(at, part, &contents);
+                    refused(read.context("memory of a device"))?;
                 }
-                snapshot::Contents::Received(received) => {
+                Contents::Received(received) => {
                     for (offset, page) in received.devices.get(index).into_iter().flatten() {
                         let whole = contents.as_volatile_slice();
                         let place = whole.subslice(*offset, page.len());
@@ -515,7 +519,7 @@ impl Machine {
         ram.chain(self.vm.device_memory().into_iter().map(|it| it.contents()))
     }
 
-    fn save_memory(&self, file: &File, limit: Limit) -> anyhow::Result<Vec<memory::Part>> {
+    fn save_memory(&self, to: Target<'_>, limit: Limit) -> anyhow::Result<Vec<memory::Part>> {
         let places = self.origin.iter().flat_map(|origin| {
             let places = memory::places(&origin.parts);
             places.map(|(at, part)| Before::Saved(&origin.file, at, part))
@@ -523,7 +527,7 @@ impl Machine {
         let places = places.map(Some).chain(std::iter::repeat(None));
         let mut at = 0;
         let mut parts = Vec::new();
-        let mut file = memory::Writer::new(file, limit);
+        let mut file = memory::Writer::new(to.memory, to.cipher, limit);
         for (region, before) in self.mappings().zip(places) {
             let before = before.filter(|_| ram::is_saved(&region)).unwrap_or(Before::Zeros);
             let part = memory::write(&mut file, at, &region, &self.pages, before)?;

@@ -2,7 +2,7 @@
 //! to the host's files wait: a guest that runs with damaged memory would damage its disks, too.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::Builder;
+use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -11,15 +11,16 @@ use rustix::process::setpriority_process;
 use super::{MainLoop, Notice};
 use crate::config::{Cloning, Restore};
 use crate::machine::Unchecked;
-use crate::snapshot::MEMORY;
 use crate::status::{Failure, Status};
 
 /// Afterwards the whole guest waits: its drivers give up requests that take much longer.
 const RUNS_AT_MOST: Duration = Duration::from_secs(5);
 /// How soon a guest that waits for the check stands still.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The time in which its processors stop, unless one of them writes a variable.
-const STOP_TIME: Duration = Duration::from_secs(1);
+/// The time in which processors stop, unless one of them writes a variable.
+pub(super) const STOP_TIME: Duration = Duration::from_secs(1);
+/// The time in which requests that waited are done before a guest whose clocks went on goes on.
+const HEAD_START: Duration = Duration::from_millis(100);
 /// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
 /// quarter of a busy processor.
 const NICE: i32 = 5;
@@ -35,13 +36,18 @@ impl MainLoop {
     }
 
     /// The guest waits, and its clocks stand still: its drivers would give their requests up.
-    pub(super) fn wait_for_check(&mut self) {
-        // A processor that writes a variable waits for the check, and then the clocks go on.
-        if self.machine.pause_within(STOP_TIME)
-            && let Err(error) = self.machine.freeze()
-        {
-            tracing::warn!("the guest's clocks go on while it waits: {error:#}");
+    pub(super) fn wait_for_check(&mut self) -> anyhow::Result<()> {
+        let stopped = self.machine.pause_within(STOP_TIME);
+        if !self.machine.shared().disks.gate().is_unchecked() {
+            // It goes on at once, and its TPM may be at work already.
+            return Ok(());
         }
+        match self.machine.can_stand_still() {
+            Ok(()) if stopped => return self.machine.freeze(),
+            Ok(()) => tracing::info!("a processor writes a variable: the guest's clocks go on"),
+            Err(error) => tracing::warn!("the guest's clocks go on while it waits: {error:#}"),
+        }
+        Ok(())
     }
 
     /// A guest that waited goes on.
@@ -49,10 +55,15 @@ impl MainLoop {
         if !self.waits_for_check() {
             return Ok(());
         }
-        self.machine.shared().disks.gate().settled();
-        if self.machine.is_parked() {
+        let frozen = self.machine.is_parked();
+        if frozen {
             self.machine.unpark()?;
-        } else if !self.must_stay_paused() {
+        } else {
+            // Its drivers gave up if they found nothing done after this time.
+            sleep(HEAD_START);
+        }
+        self.machine.shared().disks.gate().settled();
+        if !frozen && !self.must_stay_paused() {
             self.machine.pause();
             self.machine.wake_clocks();
         }
@@ -95,9 +106,11 @@ fn conclude(
 ) {
     let Unchecked { restore, gate, .. } = unchecked;
     let began = Instant::now();
+    // A guest that is paused has no requests that could become old.
+    let runs_on = || gate.is_paused() || began.elapsed() < time && !gate.is_urgent();
     let early = loop {
         match told.recv_timeout(INTERVAL) {
-            Err(RecvTimeoutError::Timeout) if began.elapsed() < time && !gate.is_urgent() => {}
+            Err(RecvTimeoutError::Timeout) if runs_on() => {}
             early => break early,
         }
     };
@@ -128,7 +141,7 @@ fn conclude(
 
 /// The error about memory that is damaged, and with which the guest may have run for these seconds.
 fn damaged(restore: &Restore, error: &anyhow::Error, ran: Option<f64>) -> anyhow::Error {
-    let mut sentence = format!("--restore {}: {MEMORY}: {error:#}", restore.dir.display());
+    let mut sentence = format!("{}: {error:#}", restore.memory());
     sentence += "; its disks are as they were";
     if let Some(ran) = ran {
         sentence += &format!(", though the guest ran for {ran:.1} s");
@@ -143,7 +156,6 @@ fn damaged(restore: &Restore, error: &anyhow::Error, ran: Option<f64>) -> anyhow
 mod test {
     use std::os::unix::fs::FileExt as _;
     use std::sync::{Arc, Mutex};
-    use std::thread::sleep;
 
     use host::gate::Gate;
     use host::ram::MmapRegion;
@@ -158,7 +170,7 @@ mod test {
         let region = MmapRegion::new(3 << 20).unwrap();
         region.as_volatile_slice().copy_from(&vec![7_u8; 3 << 20]);
         let file = tempfile::tempfile().unwrap();
-        let mut writer = Writer::new(&file, Limit::new(None));
+        let mut writer = Writer::new(&file, None, Limit::new(None));
         let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();
         let (origin, gate) = (Origin { file, parts: vec![part] }, Gate::new(true, false));
         let restore =
@@ -192,10 +204,9 @@ mod test {
 
     #[test]
     fn a_guest_whose_memory_takes_long_waits() {
-        for (late, wanted) in [
-            (Duration::ZERO, &["checked"][..]),
-            (Duration::from_secs(1), &["waits", "checked"]),
-        ] {
+        for (late, wanted) in
+            [(Duration::ZERO, &["checked"][..]), (Duration::from_secs(1), &["waits", "checked"])]
+        {
             let unchecked = unchecked();
             assert_eq!(notices(&unchecked, late), wanted);
             assert!(unchecked.gate.is_open());

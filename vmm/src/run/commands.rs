@@ -23,6 +23,8 @@ use super::{MainLoop, Notice, Reset};
 use crate::control::{Command, LinkState, Request, Then};
 use crate::plug;
 use crate::screenshot::{self, Picture};
+use crate::snapshot::Target;
+use crate::snapshot::cipher::Cipher;
 use crate::snapshot::memory::Limit;
 use crate::status::Status;
 use crate::viewers::Screen;
@@ -44,9 +46,9 @@ impl MainLoop {
             Command::Pause => self.stay_paused(),
             Command::Settle => self.stand_still(),
             Command::Resume => self.resume(),
-            Command::Snapshot { then, within, .. } => {
+            Command::Snapshot { then, within, key, .. } => {
                 let then = then.unwrap_or_default();
-                let saved = self.save(&files, then, *within);
+                let saved = self.save(&files, then, *within, key.is_some());
                 status = (saved.is_ok() && then == Then::Quit).then_some(Status::Off as u8);
                 saved
             }
@@ -196,25 +198,38 @@ impl MainLoop {
         copy
     }
 
-    /// Saves the machine to the two files that the client passed: for `machine.json`, and for
-    /// `memory`.
+    /// Saves the machine to the files that the client passed: for `machine.json`, for `memory`, and
+    /// one with the key if it is to be `encrypted`.
     fn save(
         &mut self,
         files: &[OwnedFd],
         then: Then,
         within: Option<u16>,
+        encrypted: bool,
     ) -> anyhow::Result<Value> {
-        let [machine, memory] = files else {
-            bail!("a snapshot needs two open files: use `vmm ctl snapshot`");
+        let (machine, memory, key) = match (files, encrypted) {
+            ([machine, memory], false) => (machine, memory, None),
+            ([machine, memory, key], true) => (machine, memory, Some(key)),
+            _ => bail!(
+                "a snapshot needs two open files, and with `key` a third: use `vmm ctl snapshot`"
+            ),
         };
+        ensure!(
+            key.is_none() || then != Then::Sleep,
+            "a machine that is asleep reads its memory from the snapshot, which cannot be \
+             encrypted then: leave `key` out, or let the machine end (`then quit`)"
+        );
         let copy = |file: &OwnedFd| file.try_clone().map(File::from).context("its files");
         let (machine, memory) = (copy(machine)?, copy(memory)?);
+        let cipher = key.map(|key| Cipher::from_file(&copy(key)?)).transpose();
+        let cipher = cipher.context("the file of the key")?;
         let start = Instant::now();
         let limit = Limit::new(within);
         // Frames that arrive from now on are for a machine that is asleep.
         let sleeps = then == Then::Sleep && self.asleep.is_none();
         let frames = sleeps.then(|| self.watch_frames()).transpose()?;
-        match (self.save_and(then, &machine, memory, limit), frames) {
+        let target = Target { machine: &machine, memory: &memory, cipher: cipher.as_ref() };
+        match (self.save_and(then, target, limit), frames) {
             (Ok(()), Some(frames)) => self.fall_asleep(frames),
             (Err(error), Some(_)) => {
                 self.filter_frames(false)?;
@@ -226,23 +241,17 @@ impl MainLoop {
         Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
     }
 
-    fn save_and(
-        &mut self,
-        then: Then,
-        machine: &File,
-        memory: File,
-        limit: Limit,
-    ) -> anyhow::Result<()> {
+    fn save_and(&mut self, then: Then, target: Target<'_>, limit: Limit) -> anyhow::Result<()> {
         self.settle(limit)?;
         let was_parked = self.machine.is_parked();
-        let saved = self.machine.save(machine, &memory, then, limit);
+        let saved = self.machine.save(target, then, limit);
         let saved = saved.and_then(|parts| match then {
-            Then::Sleep => self.machine.sleep(memory, parts),
+            Then::Sleep => self.machine.sleep(target.memory.try_clone()?, parts),
             Then::Resume | Then::Pause | Then::Quit => Ok(()),
         });
         if saved.is_err() {
             // The machine continues here: nobody may continue from what was written.
-            machine.set_len(0).and_then(|()| machine.sync_all()).ok();
+            target.machine.set_len(0).and_then(|()| target.machine.sync_all()).ok();
         }
         // A machine that was parked before stays so: its disks may be being copied.
         if !was_parked && (saved.is_err() || then == Then::Resume) {

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use vm_memory::VolatileMemory as _;
 
+use super::cipher::{AuthTag, Cipher};
 use crate::ram;
 
 /// The bytes that have a checksum together.
@@ -29,14 +30,83 @@ const OF_FILE: u64 = 1 << 61;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub bytes: u64,
-    /// The checksum of each mebibyte, or none if it has only zeros and the file has no data there.
-    checksums: Vec<Option<u32>>,
+    /// That of each mebibyte, or none if it has only zeros and the file has no data there.
+    checksums: Vec<Option<Checksum>>,
+}
+
+/// Proves that the data of a mebibyte are those that were written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Checksum {
+    Crc32(u32),
+    Encrypted(Piece),
+}
+
+/// An encrypted mebibyte: the pages that are not zero, one after another from its beginning on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Piece {
+    /// A bit for each page.
+    #[serde(with = "host::hex")]
+    pages: Vec<u8>,
+    tag: AuthTag,
 }
 
 impl Part {
     /// A part whose contents are not in a file.
     pub fn sent(bytes: u64) -> Self {
         Self { bytes, checksums: Vec::new() }
+    }
+}
+
+impl Piece {
+    /// Encrypts and writes the pages that are not zero, if there are any.
+    fn write(
+        file: &mut Writer<'_>,
+        offset: u64,
+        chunk: &[u8],
+        cipher: &Cipher,
+    ) -> anyhow::Result<Option<Self>> {
+        let mut pages = vec![0; chunk.len().div_ceil(PAGE).div_ceil(8)];
+        let mut data = std::mem::take(&mut file.buffer);
+        data.clear();
+        for (index, page) in chunk.chunks(PAGE).enumerate() {
+            if !is_zero(page) {
+                pages[index / 8] |= 1 << (index % 8);
+                data.extend_from_slice(page);
+            }
+        }
+        let mut piece = None;
+        if !data.is_empty() {
+            let tag = cipher.encrypt(offset, &mut data)?;
+            file.write(&data, offset)?;
+            piece = Some(Self { pages, tag });
+        }
+        file.buffer = data;
+        Ok(piece)
+    }
+
+    /// Fills the mebibyte at this offset of the file. Returns whether it is sound.
+    fn read(
+        &self,
+        file: &File,
+        offset: u64,
+        cipher: &Cipher,
+        chunk: &mut [u8],
+    ) -> anyhow::Result<bool> {
+        let has =
+            |page: usize| self.pages.get(page / 8).is_some_and(|it| it >> (page % 8) & 1 == 1);
+        let all = chunk.len() / PAGE;
+        let pages: Vec<_> = (0..all).filter(|page| has(*page)).collect();
+        let data = &mut chunk[..pages.len() * PAGE];
+        file.read_exact_at(data, offset).context("reading it")?;
+        let sound = cipher.decrypt(offset, data, &self.tag);
+        // From the last to the first, so that none is overwritten that has still to move.
+        for (from, to) in pages.iter().enumerate().rev() {
+            chunk.copy_within(from * PAGE..(from + 1) * PAGE, to * PAGE);
+        }
+        let empty = (0..all).filter(|page| !has(*page));
+        empty.for_each(|page| chunk[page * PAGE..(page + 1) * PAGE].fill(0));
+        Ok(sound)
     }
 }
 
@@ -102,13 +172,17 @@ impl Limit {
 /// The file that is written, within a limit.
 pub struct Writer<'a> {
     file: &'a File,
+    cipher: Option<&'a Cipher>,
     limit: Limit,
     unsynced: usize,
+    /// For data that are encrypted.
+    buffer: Vec<u8>,
 }
 
 impl<'a> Writer<'a> {
-    pub fn new(file: &'a File, limit: Limit) -> Self {
-        Self { file, limit, unsynced: 0 }
+    /// With a cipher, everything is encrypted.
+    pub fn new(file: &'a File, cipher: Option<&'a Cipher>, limit: Limit) -> Self {
+        Self { file, cipher, limit, unsynced: 0, buffer: Vec::new() }
     }
 
     fn write(&mut self, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
@@ -163,13 +237,20 @@ pub fn write(
                 region.as_volatile_slice().subslice(start, buffer.len())?.copy_to(buffer);
             }
         }
-        checksums.push(write_chunk(file, offset + start as u64, buffer)?);
+        let at = offset + start as u64;
+        checksums.push(match file.cipher {
+            Some(cipher) => Piece::write(file, at, buffer, cipher)?.map(Checksum::Encrypted),
+            None => {
+                let written = write_chunk(file, at, buffer)?;
+                written.then(|| Checksum::Crc32(crc32fast::hash(buffer)))
+            }
+        });
     }
     Ok(Part { bytes: bytes as u64, checksums })
 }
 
-/// Writes the pages that are not zero. Returns the checksum if there are any.
-fn write_chunk(file: &mut Writer<'_>, offset: u64, chunk: &[u8]) -> anyhow::Result<Option<u32>> {
+/// Writes the pages that are not zero. Returns whether there are any.
+fn write_chunk(file: &mut Writer<'_>, offset: u64, chunk: &[u8]) -> anyhow::Result<bool> {
     let mut at = 0;
     let mut written = false;
     // Pages that follow each other are one write.
@@ -182,37 +263,46 @@ fn write_chunk(file: &mut Writer<'_>, offset: u64, chunk: &[u8]) -> anyhow::Resu
         }
         at += length;
     }
-    Ok(written.then(|| crc32fast::hash(chunk)))
+    Ok(written)
 }
 
 pub fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(PAGE).all(|page| page == &[0; PAGE][..page.len()])
 }
 
-/// Checks the length of the file.
-pub fn check_length(file: &File, parts: &[Part]) -> anyhow::Result<()> {
+/// Checks the length of the file, and that its parts are complete.
+pub fn check_length(file: &File, parts: &[Part], encrypted: bool) -> anyhow::Result<()> {
     let whole = |part: &Part| part.bytes.div_ceil(CHUNK as u64) == part.checksums.len() as u64;
     ensure!(parts.iter().all(whole), "it does not have a checksum for each part");
+    let mut checksums = parts.iter().flat_map(|part| part.checksums.iter().flatten());
+    let right = checksums.all(|it| matches!(it, Checksum::Encrypted(_)) == encrypted);
+    ensure!(right, "its checksums are those of another format");
     let bytes = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
     let length = file.metadata()?.len();
     ensure!(length == bytes, "it has {length} bytes, and the machine has {bytes}");
     Ok(())
 }
 
-/// Checks all contents, and calls `step` after each mebibyte that has data.
+/// Checks all contents of a snapshot that is not encrypted, and calls `step` after each mebibyte
+/// that has data.
 pub fn check<'a>(
     file: &File,
     places: impl Iterator<Item = (u64, &'a Part)>,
     mut step: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     for (at, part) in places {
-        each_chunk(file, at, part, |_, _| step())?;
+        each_chunk((file, None), at, part, |_, _| step())?;
     }
     Ok(())
 }
 
 /// Copies a part from the file to memory that has only zeros.
-pub fn read(file: &File, offset: u64, part: &Part, region: &MmapRegion) -> anyhow::Result<()> {
+pub fn read(
+    file: (&File, Option<&Cipher>),
+    offset: u64,
+    part: &Part,
+    region: &MmapRegion,
+) -> anyhow::Result<()> {
     let bytes = region.size();
     ensure!(bytes as u64 == part.bytes, "it has {} bytes, and the machine {bytes}", part.bytes);
     each_chunk(file, offset, part, |start, chunk| {
@@ -224,7 +314,7 @@ pub fn read(file: &File, offset: u64, part: &Part, region: &MmapRegion) -> anyho
 /// Calls `take` with the position and the contents of each mebibyte that has data, after checking
 /// it.
 fn each_chunk(
-    file: &File,
+    (file, cipher): (&File, Option<&Cipher>),
     offset: u64,
     part: &Part,
     mut take: impl FnMut(usize, &[u8]) -> anyhow::Result<()>,
@@ -238,9 +328,18 @@ fn each_chunk(
         if checksum.is_none() && !has_data(file, at..end)? {
             continue;
         }
-        file.read_exact_at(buffer, at).context("reading it")?;
-        let found = (!is_zero(buffer)).then(|| crc32fast::hash(buffer));
-        ensure!(found == *checksum, "it is damaged between the bytes {at} and {end}");
+        let sound = match (checksum, cipher) {
+            (Some(Checksum::Encrypted(piece)), Some(cipher)) => {
+                piece.read(file, at, cipher, buffer)?
+            }
+            (Some(Checksum::Encrypted(_)), None) => false,
+            (plain, _) => {
+                file.read_exact_at(buffer, at).context("reading it")?;
+                let found = (!is_zero(buffer)).then(|| Checksum::Crc32(crc32fast::hash(buffer)));
+                found == *plain
+            }
+        };
+        ensure!(sound, "it is damaged between the bytes {at} and {end}");
         take(start, buffer)?;
     }
     Ok(())
@@ -258,6 +357,7 @@ fn has_data(file: &File, range: Range<u64>) -> anyhow::Result<bool> {
 
 #[cfg(test)]
 mod test {
+    use super::super::cipher::test::cipher;
     use super::*;
 
     /// Three mebibytes and a page: data, zeros, a page of data, and a last page.
@@ -283,17 +383,50 @@ mod test {
 
         for pages in [Pages::open(), Pages(None)] {
             let (region, file) = (mapping(), tempfile::tempfile().unwrap());
-            let mut writer = Writer::new(&file, Limit::new(None));
+            let mut writer = Writer::new(&file, None, Limit::new(None));
             let part = write(&mut writer, CHUNK as u64, &region, &pages, Before::Zeros).unwrap();
             let found: Vec<_> = part.checksums.iter().map(Option::is_some).collect();
             assert_eq!(found, [true, false, true, true]);
             assert!(file.metadata().unwrap().blocks() * 512 <= (CHUNK + 4 * PAGE) as u64);
             let again = MmapRegion::new(region.size()).unwrap();
-            read(&file, CHUNK as u64, &part, &again).unwrap();
+            read((&file, None), CHUNK as u64, &part, &again).unwrap();
             assert!(contents(&region) == contents(&again));
             let small = MmapRegion::new(CHUNK).unwrap();
-            read(&file, CHUNK as u64, &part, &small).unwrap_err();
+            read((&file, None), CHUNK as u64, &part, &small).unwrap_err();
         }
+    }
+
+    #[test]
+    fn encrypted_memory_has_its_holes_and_is_read_back_with_its_cipher_alone() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let (region, file) = (mapping(), tempfile::tempfile().unwrap());
+        let [cipher, other] = [0xfe, 0xff].map(cipher);
+        let mut writer = Writer::new(&file, Some(&cipher), Limit::new(None));
+        let part = write(&mut writer, CHUNK as u64, &region, &Pages::open(), Before::Zeros);
+        let part = part.unwrap();
+        writer.finish((4 * CHUNK + PAGE) as u64).unwrap();
+        let found: Vec<_> = part.checksums.iter().map(Option::is_some).collect();
+        assert_eq!(found, [true, false, true, true]);
+        assert!(file.metadata().unwrap().blocks() * 512 <= (CHUNK + 4 * PAGE) as u64);
+        let again = MmapRegion::new(region.size()).unwrap();
+        read((&file, Some(&cipher)), CHUNK as u64, &part, &again).unwrap();
+        assert!(contents(&region) == contents(&again));
+        let fails = |file: &File, cipher, at| read((file, cipher), at, &part, &again).is_err();
+        assert!(fails(&file, Some(&other), CHUNK as u64));
+        assert!(fails(&file, None, CHUNK as u64));
+        // The pieces of another place.
+        assert!(fails(&file, Some(&cipher), 0));
+        // Data where there was none, and another byte.
+        for at in [2 * CHUNK + 1, 3 * CHUNK + 1] {
+            file.write_all_at(&[0x55], at as u64).unwrap();
+            assert!(fails(&file, Some(&cipher), CHUNK as u64), "{at}");
+            file.write_all_at(&[0], at as u64).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(part.bytes).unwrap();
+        check_length(&file, std::slice::from_ref(&part), true).unwrap();
+        check_length(&file, &[part], false).unwrap_err();
     }
 
     #[test]
@@ -304,7 +437,7 @@ mod test {
         let offset = vm_memory::FileOffset::new(file, 0);
         let region = MmapRegion::from_file(offset, CHUNK).unwrap();
         let to = tempfile::tempfile().unwrap();
-        let mut writer = Writer::new(&to, Limit::new(None));
+        let mut writer = Writer::new(&to, None, Limit::new(None));
         let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();
         assert_ne!(part.checksums, [None], "pages that nobody has touched yet");
         let mut first = [0; PAGE];
@@ -316,7 +449,7 @@ mod test {
     fn a_snapshot_ends_at_its_limit() {
         let (region, file) = (mapping(), tempfile::tempfile().unwrap());
         for (seconds, complete) in [(60, true), (0, false)] {
-            let mut writer = Writer::new(&file, Limit::new(Some(seconds)));
+            let mut writer = Writer::new(&file, None, Limit::new(Some(seconds)));
             let written = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros);
             assert_eq!(written.is_ok(), complete, "{seconds}");
             assert_eq!(writer.finish(4 << 20).is_ok(), complete, "{seconds}");
@@ -326,7 +459,7 @@ mod test {
     #[test]
     fn damage_is_found_in_data_and_in_holes() {
         let (region, file) = (mapping(), tempfile::tempfile().unwrap());
-        let mut writer = Writer::new(&file, Limit::new(None));
+        let mut writer = Writer::new(&file, None, Limit::new(None));
         let parts = [write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap()];
         let damaged = || check(&file, places(&parts), || Ok(())).err().map(|it| it.to_string());
         assert_eq!(damaged(), None);
@@ -339,12 +472,12 @@ mod test {
             file.write_all_at(&old, at as u64).unwrap();
         }
         assert_eq!(damaged(), None);
-        check_length(&file, &parts).unwrap();
+        check_length(&file, &parts, false).unwrap();
         file.set_len(region.size() as u64 - 1).unwrap();
-        let found = check_length(&file, &parts).unwrap_err().to_string();
+        let found = check_length(&file, &parts, false).unwrap_err().to_string();
         assert!(found.contains("3149823 bytes"), "{found}");
         let mut less = parts.to_vec();
         less[0].checksums.pop();
-        check_length(&file, &less).unwrap_err();
+        check_length(&file, &less, false).unwrap_err();
     }
 }
