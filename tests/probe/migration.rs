@@ -232,7 +232,7 @@ fn a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves() {
     if !runs_here("a_guest_that_writes_faster_than_the_connection_is_slowed_and_moves") {
         return;
     }
-    let load = "checks=none memory=span=64M,milliseconds=45000 then=poweroff";
+    let load = "checks=none memory=span=40M,milliseconds=45000 then=poweroff";
     let mut machine = Traveller::start(&["--memory", "128M", "--cmdline", load]);
     // It is at work when it has used a processor for this time, which may take longer.
     let end = Instant::now() + PATIENCE;
