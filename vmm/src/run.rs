@@ -129,7 +129,7 @@ fn run_with(
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
     let files = clone::Files::make(&mut config)?;
-    snapshot.as_ref().map_or(Ok(()), Snapshot::check)?;
+    snapshot.as_ref().map_or(Ok(()), |it| it.check(&config.memory))?;
     let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
     let mut machine = match (built, signals::arrived()) {
         // There is no guest yet that could be asked to shut down.
@@ -374,11 +374,7 @@ impl MainLoop {
             }
             Notice::Device(Event::ResumeProcessors) => {
                 self.holds = self.holds.saturating_sub(1);
-                if !self.must_stay_paused() {
-                    self.machine.pause();
-                    self.machine.wake_clocks();
-                }
-                self.resume_if_allowed();
+                self.go_on_late();
             }
             Notice::Prepared(prepared) => return self.leave(*prepared),
             Notice::Waits => self.wait_for_check()?,
@@ -455,6 +451,15 @@ impl MainLoop {
 
     fn must_stay_paused(&self) -> bool {
         self.paused || self.holds > 0 || self.waits_for_check()
+    }
+
+    /// Starts the processors unless they must stay paused. The guest's clocks went on meanwhile.
+    fn go_on_late(&self) {
+        if !self.must_stay_paused() {
+            self.machine.pause();
+            self.machine.wake_clocks();
+        }
+        self.resume_if_allowed();
     }
 
     fn resume_if_allowed(&self) {

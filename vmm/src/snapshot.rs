@@ -296,14 +296,15 @@ impl Snapshot {
         Ok(Self { saved, memory: Contents::File(Stored { file, from: from.clone(), cipher }) })
     }
 
-    /// Checks the contents of memory, if the guest is to run only afterwards.
-    pub fn check(&self) -> anyhow::Result<()> {
-        let Contents::File(Stored { file, from, cipher }) = &self.memory else { return Ok(()) };
-        if from.copy || cipher.is_some() || from.check != Checks::First {
+    /// Checks the contents of memory, if the guest is to run only afterwards. Those that are copied
+    /// are checked then.
+    pub fn check(&self, memory: &Memory) -> anyhow::Result<()> {
+        let Contents::File(stored) = &self.memory else { return Ok(()) };
+        if stored.is_copied(memory) || stored.from.check != Checks::First {
             return Ok(());
         }
-        let checked = memory::check(file, memory::places(&self.saved.memory), || Ok(()));
-        refused(checked.with_context(|| from.memory()))
+        let checked = memory::check(&stored.file, memory::places(&self.saved.memory), || Ok(()));
+        refused(checked.with_context(|| stored.from.memory()))
     }
 
     /// Whether the guest waits for `vmm ctl resume`, and its disks are as they were until then.

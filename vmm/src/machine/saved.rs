@@ -221,13 +221,12 @@ impl Machine {
     }
 
     /// Parks the devices until `unpark`, and stops the guest's clocks, to go on in this process.
-    /// Processors must be paused.
+    /// Processors must be paused, and the machine able to stand still.
     pub fn freeze(&mut self) -> anyhow::Result<()> {
-        self.can_stand_still()?;
         if self.parked.is_none() {
             self.parked = Some(self.park_all()?);
         }
-        self.add_late_interrupts()
+        Ok(())
     }
 
     /// An interrupt that a device sent before it was parked may reach its processor late.

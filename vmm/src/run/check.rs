@@ -55,19 +55,17 @@ impl MainLoop {
         if !self.waits_for_check() {
             return Ok(());
         }
-        let frozen = self.machine.is_parked();
-        if frozen {
+        let gate = self.machine.shared().disks.gate();
+        if self.machine.is_parked() {
             self.machine.unpark()?;
+            gate.settled();
+            self.resume_if_allowed();
         } else {
             // Its drivers gave up if they found nothing done after this time.
             sleep(HEAD_START);
+            gate.settled();
+            self.go_on_late();
         }
-        self.machine.shared().disks.gate().settled();
-        if !frozen && !self.must_stay_paused() {
-            self.machine.pause();
-            self.machine.wake_clocks();
-        }
-        self.resume_if_allowed();
         Ok(())
     }
 
