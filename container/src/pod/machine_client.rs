@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use vmm::control::{self, Command, MAX_ANSWER_BYTES};
 
 use super::doze;
@@ -25,6 +25,7 @@ pub const QUICK: Duration = Duration::from_secs(5);
 const SLOW: Duration = Duration::from_secs(60);
 /// Timeout of typing: a guest may read a long text slowly.
 const TYPING: Duration = Duration::from_secs(900);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const GONE: &str = "the machine is gone";
 
 /// Wakes the machine first, if it is asleep and the command needs its guest.
@@ -37,6 +38,13 @@ pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
 
 fn needs_guest(command: &Command) -> bool {
     !matches!(command, Command::Status | Command::Balloon { .. } | Command::Screenshot)
+}
+
+/// Waits until the machine answers, which it does as soon as its guest can run.
+pub async fn until_ready(control: &Path) {
+    while ask_now(control, Command::Status).await.is_err() {
+        sleep(POLL_INTERVAL).await;
+    }
 }
 
 /// Waits until a frame arrives for a machine that is asleep. Returns false if somebody has woken

@@ -23,7 +23,6 @@ use vmm::control::snapshot as files;
 use vmm::control::{Client, Command, Then};
 
 use super::child::Child;
-use super::machine_client;
 use super::thread::run_in_thread;
 use crate::agent::{Agent, AgentError};
 use crate::disks::below;
@@ -35,8 +34,6 @@ use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::suspended;
 
-/// Interval at which the machine is asked whether it is there again.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the guest's agent may take to answer after a suspension.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A file is written to measure the volume's speed: a part first, and the rest if that was fast.
@@ -283,13 +280,6 @@ fn memory_of(id: u32) -> Option<u64> {
         line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
     };
     bytes("VmRSS:")?.checked_add(bytes("VmSwap:")?)
-}
-
-/// Returns when the machine is restored, and waits.
-pub(super) async fn restored(control: &Path) {
-    while machine_client::ask_now(control, Command::Status).await.is_err() {
-        sleep(POLL_INTERVAL).await;
-    }
 }
 
 /// Sets the guest's clock, which stood still, if it has an agent that can do so.

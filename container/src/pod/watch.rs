@@ -18,6 +18,7 @@ use super::console::{BootDevice, BootEvent};
 use super::doze::{self, Stage};
 use super::failure::{killed_error, nothing_boots_error};
 use super::idle::{Dozed, Idle, WAKE_PAUSE};
+use super::machine_client;
 use super::stop::{self, Budget, Outcome, Signals};
 use super::suspend;
 use super::thread::run_in_thread;
@@ -127,15 +128,18 @@ impl Pod {
         }
     }
 
-    /// Waits until a suspended machine or a clone is restored, and lets its guest continue.
+    /// Waits until a suspended machine or a clone is restored, and lets its guest continue. The
+    /// probe runs when its machine answers.
     async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
         let suspended = self.suspended();
-        if suspended.is_none() && self.plan.cloned().is_none() {
+        let continues = suspended.is_some() || self.plan.cloned().is_some();
+        if !continues && self.volume.is_some() {
             return Ok(Start::Fresh);
         }
-        let waking = self.runtime_folder.waking();
+        let folder = &self.runtime_folder;
+        let control = if continues { folder.waking() } else { folder.control() };
         let ended = tokio::select! {
-            () = suspend::restored(&waking) => None,
+            () = machine_client::until_ready(&control) => None,
             ended = child.end() => Some(ended),
             status = signals.next() => {
                 // The guest has not run: its snapshot stays as it is.
@@ -148,10 +152,13 @@ impl Pod {
             let why = child.last_error().await;
             let status = self.exit_status(ended?, why.clone())?;
             // The machine's status for a snapshot that does not fit is the same.
-            return match why.filter(|_| status == Status::State.code()) {
+            return match why.filter(|_| continues && status == Status::State.code()) {
                 Some(why) => Err(self.does_not_continue(&why)),
                 None => Ok(Start::Ended(status)),
             };
+        }
+        if !continues {
+            return Ok(Start::Fresh);
         }
         if let Some(used) = suspended.cloned() {
             let removed = run_in_thread("suspend", move || used.remove()).await;
