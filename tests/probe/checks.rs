@@ -247,6 +247,35 @@ fn ask(machine: &Machine, command: &Command) -> anyhow::Result<serde_json::Value
 }
 
 #[test]
+fn a_signal_ends_the_reading_of_memory() {
+    if !runs_here("a_signal_ends_the_reading_of_memory") {
+        return;
+    }
+    let mut it = Interrupted::new(("nvme", "raw"), LONG_FILL);
+    let (dir, time) = (it.dir.clone(), changed(&it.disk));
+    for how in [",check=first", ",copy"] {
+        it.machine.restore(&dir, &[], how);
+        let status = format!("/proc/{}/status", it.machine.running.pid().as_raw_pid());
+        let catches = |text: &str| {
+            let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+            mask.is_some_and(|it| it >> (Signal::TERM.as_raw() - 1) & 1 == 1)
+        };
+        while !catches(&fs::read_to_string(&status).expect("its status")) {
+            sleep(Duration::from_millis(1));
+        }
+        it.machine.running.signal(Signal::TERM).expect("a signal");
+        let ended = it.machine.running.wait(PATIENCE).expect("an end");
+        let said = it.machine.running.stderr.text();
+        assert_eq!(ended, 143, "{how}: {said}");
+        assert!(said.contains("ended before the guest ran"), "{how}: {said}");
+        assert_eq!(changed(&it.disk), time, "{how}");
+    }
+    it.machine.restore(&dir, &[], ",copy");
+    it.completes("nvme");
+}
+
+#[test]
 fn a_usb_disk_with_a_limit_waits_for_the_check() {
     if !runs_here("a_usb_disk_with_a_limit_waits_for_the_check") {
         return;

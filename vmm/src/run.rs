@@ -129,16 +129,14 @@ fn run_with(
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Listeners::new(&config)?;
     let files = clone::Files::make(&mut config)?;
-    snapshot.as_ref().map_or(Ok(()), |it| it.check(&config.memory))?;
-    let built = machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender));
-    let mut machine = match (built, signals::arrived()) {
-        // There is no guest yet that could be asked to shut down.
-        (built, Some(status)) => {
-            let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
-            tracing::info!("ended before the guest ran{why}");
-            return Ok(status);
-        }
-        (built, None) => built?,
+    let checked = snapshot.as_ref().map_or(Ok(()), |it| it.check(&config.memory));
+    let built = checked.and_then(|()| {
+        machine::build(config, snapshot.as_ref(), events(&sender), on_stop(&sender))
+    });
+    // There is no guest yet that could be asked to shut down.
+    let mut machine = match built {
+        Ok(machine) => machine,
+        Err(error) => return ended(error),
     };
     // Everything is open. Enter the jail while no other thread runs.
     if let Some(status) = signals.stop() {
@@ -159,7 +157,9 @@ fn run_with(
     let server = control.map(|bound| Server::new(bound, submit.clone())).transpose()?;
     machine.start()?;
     // Report a bad kernel file before missing hardware support: the file is bad on every host.
-    machine.begin(snapshot)?;
+    if let Err(error) = machine.begin(snapshot) {
+        return ended(error);
+    }
     refuse_what_cannot_run(&machine)?;
     // Log only now: a machine that is refused prints one line, the reason.
     log(&machine);
@@ -187,6 +187,13 @@ fn run_with(
     drop(main_loop);
     drop(server);
     status
+}
+
+/// The exit status after a signal, and otherwise the error.
+fn ended(error: anyhow::Error) -> anyhow::Result<u8> {
+    let Some(status) = signals::arrived() else { return Err(error) };
+    tracing::info!("ended before the guest ran: {error:#}");
+    Ok(status)
 }
 
 /// Starts the processors, unless they are to wait. Returns whether they do.

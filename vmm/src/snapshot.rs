@@ -108,6 +108,10 @@ impl Header {
         Ok(header)
     }
 
+    pub fn is_encrypted(&self) -> bool {
+        self.encryption.is_some()
+    }
+
     /// The cipher of an encrypted snapshot. Fails if it has none, and there is a secret.
     fn cipher(&self, secret: Option<&Secret>) -> anyhow::Result<Option<Cipher>> {
         match (self.format, &self.encryption, secret) {
@@ -303,7 +307,8 @@ impl Snapshot {
         if stored.is_copied(memory) || stored.from.check != Checks::First {
             return Ok(());
         }
-        let checked = memory::check(&stored.file, memory::places(&self.saved.memory), || Ok(()));
+        let places = memory::places(&self.saved.memory);
+        let checked = memory::check(&stored.file, places, memory::no_signal);
         refused(checked.with_context(|| stored.from.memory()))
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use vm_memory::VolatileMemory as _;
 
 use super::cipher::{AuthTag, Cipher};
-use crate::ram;
+use crate::{ram, signals};
 
 /// The bytes that have a checksum together.
 const CHUNK: usize = 1 << 20;
@@ -307,8 +307,14 @@ pub fn read(
     ensure!(bytes as u64 == part.bytes, "it has {} bytes, and the machine {bytes}", part.bytes);
     each_chunk(file, offset, part, |start, chunk| {
         region.as_volatile_slice().subslice(start, chunk.len())?.copy_from(chunk);
-        Ok(())
+        no_signal()
     })
+}
+
+/// Ends long work when a signal has arrived that ends the process.
+pub fn no_signal() -> anyhow::Result<()> {
+    ensure!(signals::arrived().is_none(), "a signal has ended the process");
+    Ok(())
 }
 
 /// Calls `take` with the position and the contents of each mebibyte that has data, after checking
