@@ -17,7 +17,7 @@ use crate::settings::{Settings, near};
 use crate::snapshots::create::{self, Wish};
 use crate::snapshots::{self, Name, Shelf, restore};
 use crate::status::{Failure, Status};
-use crate::{ask, copy, help, plan, pod};
+use crate::{ask, copy, help, plan, pod, suspended};
 
 struct Command {
     name: &'static str,
@@ -465,14 +465,16 @@ fn snapshot(words: &[String]) -> anyhow::Result<u8> {
                 )));
             }
             let wish = Wish { memory: has("--memory"), pause: has("--pause") };
-            let mut pod = ask::snapshot::pod();
+            let secret =
+                if wish.memory { suspended::secret(&settings, Path::new("/"))? } else { None };
+            let mut pod = ask::snapshot::pod(secret);
             let pod = pod.as_mut().map(|pod| pod as &mut dyn create::Pod);
             print(&snapshots::show::made(&create::create(shelf, &name(text)?, wish, pod)?))
         }
         ["list"] => print(&snapshots::show::table(&shelf.list()?)),
         ["list", "--json"] => print(&snapshots::show::json(&shelf.list()?)),
         ["restore", text, ref options @ ..] if matches!(options, [] | ["--drop-suspended"]) => {
-            if ask::snapshot::pod().is_some() {
+            if ask::snapshot::pod(None).is_some() {
                 bail!(
                     "a pod runs here: stop it, and restore with a container that runs `snapshot \
                      restore {text}` on the same volume"

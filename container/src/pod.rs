@@ -69,7 +69,7 @@ use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
 use crate::settings::environment::{self, Environment};
 use crate::settings::host;
-use crate::settings::value;
+use crate::settings::value::{self, KeyFile};
 use crate::setup_disk::SetupDisk;
 use crate::snapshots::{self, Shelf, restore};
 use crate::source::Source;
@@ -444,7 +444,8 @@ impl Pod {
             ..Parts::default()
         };
         parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
-        let clones = self.plan.cloned().map(clone);
+        let key = settings.pod.snapshot_key.as_ref();
+        let clones = self.plan.cloned().map(|memory| clone(memory, key));
         parts.restore = self.suspended().and_then(SuspendFolder::restore).or(clones);
         if parts.restore.is_some() {
             parts.control = self.runtime_folder.waking();
@@ -552,9 +553,10 @@ impl Pod {
 }
 
 /// A clone of the machine in this folder. Its disks are over those of that machine.
-fn clone(memory: &Path) -> Restore {
+fn clone(memory: &Path, key: Option<&KeyFile>) -> Restore {
     let (dir, options, clone) = (memory.to_owned(), config::Options::Given, Cloning::On);
-    Restore { dir, options, clone, check: Checks::First, paused: true, ..Restore::default() }
+    let (check, key) = (Checks::First, key.map(|key| key.0.clone()));
+    Restore { dir, options, clone, check, key, paused: true, ..Restore::default() }
 }
 
 /// The line that tools wait for, in the reference image's words.

@@ -37,7 +37,7 @@ use self::translate::{
     Translated, Usb,
 };
 use self::trust::{Origins, Proxies};
-use self::value::{Cores, Disk, Port, Ram, Secret, Time, Value, Within, choices, switch};
+use self::value::{Cores, Disk, KeyFile, Port, Ram, Secret, Time, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
     Domain, DriversFrom, Edition, FileName, HostList, HostName, Interface, KeptAddress, Mask,
@@ -498,6 +498,8 @@ pub struct Pod {
     pub timeout: Within<1, 86400>,
     /// The machine sleeps when nobody has needed it for this long.
     pub idle: Option<Time<10, 2_592_000>>,
+    /// The key for memory that is saved on the volume.
+    pub snapshot_key: Option<KeyFile>,
     /// The former name of `timeout`. It takes precedence if both are set.
     pub timeout_old: Option<Within<1, 86400>>,
     /// Seconds for which a failure stays visible before the pod exits.

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use ::host::size::Size;
-use vmm::control::snapshot::{self, Header};
+use vmm::control::snapshot::{self, Header, Secret};
 
 use crate::disks::below;
 use crate::settings::Settings;
 use crate::settings::settle::Sizes;
+use crate::settings::value::KeyFile;
 use crate::status::{Failure, Status};
 
 /// The folder for a suspended machine. `root` contains the file systems.
@@ -23,6 +24,19 @@ pub fn folder(settings: &Settings, root: &Path) -> PathBuf {
 /// If that is unknown, or if it is damaged: it must not be lost.
 pub fn find(folder: &Path) -> anyhow::Result<Option<Header>> {
     snapshot::find(folder).map_err(|error| failure(folder, &format!("{error:#}")))
+}
+
+/// Why the machine cannot go on with this key, or without one: `plain` if only the key is there.
+pub fn refuses_key(
+    machine: &Header,
+    settings: &Settings,
+    plain: &'static str,
+) -> Option<&'static str> {
+    match (machine.is_encrypted(), settings.pod.snapshot_key.is_some()) {
+        (true, false) => Some("it is encrypted: set SNAPSHOT_KEY_FILE to the file of its key"),
+        (false, true) => Some(plain),
+        (true, true) | (false, false) => None,
+    }
 }
 
 /// Gives a machine that goes on the sizes that its guest knows. Others would have to wait until it
@@ -48,4 +62,16 @@ pub fn failure(folder: &Path, why: &str) -> anyhow::Error {
         folder.display()
     );
     Failure::new(Status::State, sentence)
+}
+
+/// The key for memory that is saved on the volume, if there is one. `root` contains the file
+/// systems.
+pub fn secret(settings: &Settings, root: &Path) -> anyhow::Result<Option<Secret>> {
+    let Some(KeyFile(path)) = &settings.pod.snapshot_key else { return Ok(None) };
+    let opened = Secret::open(&below(root, path)).map_err(|error| {
+        let sentence =
+            format!("SNAPSHOT_KEY_FILE: {error:#}: mount the key there, and let this user read it");
+        Failure::new(Status::Usage, sentence)
+    });
+    opened.map(Some)
 }

@@ -176,6 +176,7 @@ const CASES: &[Case] = cases! {
     "TIMEOUT" "300" => "300" not "2m";
     "QEMU_TIMEOUT" "300" => "300" not "0";
     "IDLE" "90 M" => "90m" not "30";
+    "SNAPSHOT_KEY_FILE" "/run/secrets/key" => "/run/secrets/key" not "key";
     "ERROR_HOLD" "5" => "5" not "30s";
     "COMPAT" "dockur" => "dockur" not "kubevirt";
     "MONITOR" "telnet:localhost:7100,server" => "tcp:127.0.0.1:7100" not "a\u{7}";
@@ -368,7 +369,7 @@ const KEEP_CASE: &[&str] = &[
     "COMMAND", "USERNAME", "DOMAIN", "DOMAIN_OU", "WORKGROUP", "HOST", "APP", "TZ", "container",
     "DRIVERS", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "STORAGE", "DISK_NAME",
     "BASE", "DEVICE", "DEVICE2", "DEVICE3", "DEVICE4", "DEVICE5", "DEVICE6", "DEV", "TAP",
-    "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS", "MONITOR", "QMP",
+    "SMP", "MACHINE", "SM_BIOS", "ARGUMENTS", "MONITOR", "QMP", "SNAPSHOT_KEY_FILE",
 ];
 
 #[test]

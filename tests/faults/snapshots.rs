@@ -186,7 +186,7 @@ fn disks_are_copied_where_nothing_can_be_cloned() -> Result<()> {
             let copy = volume.path().join("windows.snapshots").join(name).join("data.img");
             ensure!(same(&before, &copy)?, "{kind}: {name} has another disk");
             File::options().write(true).open(&disk)?.write_all_at(b"changed", 9)?;
-            said(&mut volume.off(&["restore", name]))?;
+            said(&mut volume.off(&["restore", "one"]))?;
             ensure!(same(&before, &disk)?, "{kind}: {name} restored another disk");
             said(&mut volume.off(&["delete", name]))?;
         }
@@ -232,23 +232,40 @@ fn a_snapshot_with_memory_continues_where_it_was() -> Result<()> {
         return Ok(());
     }
     let Some(volume) = Volume::new("xfs")? else { return Ok(()) };
-    volume.fill(16, 6)?;
+    fs::write(volume.path().join("key"), "a long passphrase")?;
+    for (name, key) in [("plain", ""), ("encrypted", "/mnt/key")] {
+        continues_from_memory(&volume, name, key).context(name)?;
+    }
+    Ok(())
+}
+
+/// A pod with this key takes a snapshot with memory, and goes on from it twice.
+fn continues_from_memory(volume: &Volume, name: &str, key: &str) -> Result<()> {
     let place = &volume.place;
-    let mut pod = probe(place, &DISK)?;
+    let words = [&DISK[..], &[("SNAPSHOT_KEY_FILE", key)]].concat();
+    volume.fill(16, 6)?;
+    let mut pod = probe(place, &words)?;
     pod.says("the probe found", 1)?;
     types(place, "then")?;
     let before = page(place)?;
     let generation = state(place)?["vmgenid"].clone();
-    let (status, text) = snapshot(&pod, &["create", "one", "--memory"])?;
-    ensure!(status == Some(0) && text.starts_with("one: with memory. The guest stood"), "{text}");
+    let (variable, program) = (format!("SNAPSHOT_KEY_FILE={key}"), transom().display().to_string());
+    let create = ["env", &variable, &program, "snapshot", "create", name, "--memory"];
+    let (status, text) = beside(&pod, &create)?;
+    let start = format!("{name}: with memory. The guest stood");
+    ensure!(status == Some(0) && text.starts_with(&start), "{text}");
+    let header =
+        fs::read(volume.path().join(format!("windows.snapshots/{name}/memory/machine.json")))?;
+    let encrypted = header.windows(12).any(|it| it == b"\"encryption\"");
+    ensure!(encrypted != key.is_empty(), "encrypted: {encrypted}");
     types(place, "now")?;
     let now = page(place)?;
     ensure!(now != before, "the guest does not react");
     stops(&mut pod)?;
     volume.fill(16, 7)?;
-    said(&mut volume.off(&["restore", "one"]))?;
+    said(&mut volume.off(&["restore", name]))?;
     for _ in 0..2 {
-        let mut pod = place.start("", &[&[PROBE], &DISK[..]].concat())?;
+        let mut pod = place.start("", &[&[PROBE], &words[..]].concat())?;
         pod.says(CONTINUES, 1)?;
         ensure!(page(place)? == before, "another picture");
         ensure!(state(place)?["vmgenid"] != generation, "the guest believes to be the same");
@@ -256,14 +273,14 @@ fn a_snapshot_with_memory_continues_where_it_was() -> Result<()> {
         ensure!(page(place)? != before, "the guest does not react");
         stops(&mut pod)?;
         // It can be restored again.
-        said(&mut volume.off(&["restore", "one"]))?;
+        said(&mut volume.off(&["restore", name]))?;
     }
     // Its memory fits no other disk.
-    let refused = volume.off(&["restore", "one"]).output()?;
+    let refused = volume.off(&["restore", name]).output()?;
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(text.contains("--drop-suspended"), "{text}");
-    said(&mut volume.off(&["restore", "one", "--drop-suspended"]))?;
-    Ok(())
+    said(&mut volume.off(&["restore", name, "--drop-suspended"]))?;
+    Ok(fs::remove_dir_all(volume.path().join("windows.suspended"))?)
 }
 
 #[test]

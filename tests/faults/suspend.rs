@@ -197,6 +197,60 @@ fn a_pod_that_cannot_be_suspended_shuts_down() -> Result<()> {
     Ok(())
 }
 
+/// Starts a pod, which refuses the suspended machine and leaves it on the volume.
+fn refuses(place: &Place, words: &[(&str, &str)], text: &str) -> Result<()> {
+    let mut pod = starts(place, words)?;
+    let status = pod.wait(PATIENCE)?;
+    let said = last_line(&pod);
+    let way_out = said.contains("or remove /mnt/windows.suspended");
+    ensure!(status == 66 && said.contains(text) && way_out, "{status}: {said}");
+    ensure!(is_suspended(place), "it is gone");
+    Ok(())
+}
+
+#[test]
+fn an_encrypted_machine_continues_with_its_key_alone() -> Result<()> {
+    if !runs_here("encrypted suspended machines") {
+        return Ok(());
+    }
+    let place = Place::new("encrypted")?;
+    for (name, byte) in [("key", 0xf7), ("other", 0xf8)] {
+        fs::write(place.storage().join(name), [byte; 32])?;
+    }
+    let with = |key| [&SUSPEND[..], &[("SNAPSHOT_KEY_FILE", key)]].concat();
+    let (mut pod, before) = checked(&place, &with("/mnt/key"))?;
+    for _ in 0..2 {
+        stops(&mut pod)?;
+        let state = fs::read(folder(&place).join("machine.json"))?;
+        ensure!(!state.windows(7).any(|it| it == b"\"cpuid\""), "it is not encrypted");
+        refuses(&place, &SUSPEND, "set SNAPSHOT_KEY_FILE to the file of its key")?;
+        refuses(&place, &with("/mnt/other"), "it is damaged, or the key is another one")?;
+        pod = continues(&place, &with("/mnt/key"))?;
+        ensure!(page(&place)? == before, "another picture");
+    }
+    stops(&mut pod)?;
+    fs::remove_dir_all(folder(&place))?;
+    // One that was suspended without a key, as the way out says.
+    let (mut pod, before) = checked(&place, &SUSPEND)?;
+    stops(&mut pod)?;
+    refuses(&place, &with("/mnt/key"), "without SNAPSHOT_KEY_FILE and with SHUTDOWN=Y")?;
+    pod = continues(&place, &[("SHUTDOWN", "Y"), ("NETWORK", "user")])?;
+    ensure!(page(&place)? == before, "another picture");
+    stops(&mut pod)?;
+    ensure!(!is_suspended(&place), "suspended without SHUTDOWN=suspend");
+    let both = [&with("/mnt/key")[..], &[("IDLE", "30m")]].concat();
+    for (words, text) in [
+        (with("/mnt/none"), "SNAPSHOT_KEY_FILE: key /mnt/none: No such file"),
+        (both, "IDLE and SNAPSHOT_KEY_FILE are both set"),
+    ] {
+        let mut pod = starts(&place, &words)?;
+        let status = pod.wait(PATIENCE)?;
+        let said = last_line(&pod);
+        ensure!(status == 2 && said.contains(text), "{status}: {said}");
+    }
+    Ok(())
+}
+
 /// A machine that cannot continue is refused in a sentence, and stays on the volume.
 #[test]
 fn a_machine_that_cannot_continue_is_kept() -> Result<()> {
@@ -207,22 +261,13 @@ fn a_machine_that_cannot_continue_is_kept() -> Result<()> {
     let words = [&SUSPEND[..], &[("CPU_CORES", "1")]].concat();
     let (mut pod, before) = checked(&place, &words)?;
     stops(&mut pod)?;
-    let refuses = |more: &[(&str, &str)], text: &str| {
-        let mut pod = starts(&place, &[&words[..], more].concat())?;
-        let status = pod.wait(PATIENCE)?;
-        let said = last_line(&pod);
-        let way_out = said.contains("or remove /mnt/windows.suspended");
-        ensure!(status == 66 && said.contains(text) && way_out, "{status}: {said}");
-        ensure!(is_suspended(&place), "it is gone");
-        Ok(())
-    };
-    refuses(&[("HPET", "Y")], "hpet")?;
+    refuses(&place, &[&words[..], &[("HPET", "Y")]].concat(), "hpet")?;
     let memory = File::options().read(true).write(true).open(folder(&place).join("memory"))?;
     let mut byte = [0];
     let at = data(&memory)?;
     memory.read_exact_at(&mut byte, at)?;
     memory.write_all_at(&[byte[0] ^ 1], at)?;
-    refuses(&[], "damaged")?;
+    refuses(&place, &words, "damaged")?;
     memory.write_all_at(&byte, at)?;
     // Other sizes wait until the guest has shut down.
     let others = [&SUSPEND[..], &[("CPU_CORES", "2"), ("RAM_SIZE", "96M")]].concat();

@@ -14,7 +14,7 @@ use serde_json::Value;
 use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
-use vmm::control::snapshot::{save, save_with_key};
+use vmm::control::snapshot::{Secret, save, save_with_key};
 use vmm::control::{Command, Then};
 use vmm::kvm::KvmSupport;
 
@@ -68,7 +68,8 @@ impl Machine {
 
     fn save_with_key(&mut self, then: Then, key: Option<&Path>) -> anyhow::Result<PathBuf> {
         let dir = self.folder.path().join(self.snapshots.to_string());
-        save_with_key(&mut connect(&self.control())?, &dir, then, None, key)?;
+        let secret = key.map(Secret::open).transpose()?;
+        save_with_key(&mut connect(&self.control())?, &dir, then, None, secret.as_ref())?;
         self.snapshots += 1;
         Ok(dir)
     }

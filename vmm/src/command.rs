@@ -207,7 +207,8 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let answer = match &command {
         Command::Snapshot { dir, then, within, key } => {
             let (then, key) = (then.unwrap_or_default(), key.as_deref());
-            control::snapshot::save_with_key(&mut client, dir, then, *within, key)?
+            let secret = key.map(control::snapshot::Secret::open).transpose()?;
+            control::snapshot::save_with_key(&mut client, dir, then, *within, secret.as_ref())?
         }
         Command::Migrate { to, pause, within } => {
             // The other end does not wait long after it is connected.

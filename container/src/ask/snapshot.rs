@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use vmm::control::{Client, Then, snapshot};
+use vmm::control::snapshot::{self, Secret};
+use vmm::control::{Client, Then};
 
 use super::{NO_POD, Pod};
 use crate::pod::freeze::Outcome;
@@ -17,12 +18,12 @@ use crate::snapshots::create::{self, Held, Running};
 /// Besides memory: registers and devices.
 const OTHER_BYTES: u64 = 64 << 20;
 
-/// The pod that runs here, if there is one.
-pub fn pod() -> Option<RunningPod> {
-    Pod::find().ok().map(RunningPod)
+/// The pod that runs here, if there is one. Its memory is encrypted with the secret.
+pub fn pod(secret: Option<Secret>) -> Option<RunningPod> {
+    Pod::find().ok().map(|pod| RunningPod(pod, secret))
 }
 
-pub struct RunningPod(Pod);
+pub struct RunningPod(Pod, Option<Secret>);
 
 impl create::Pod for RunningPod {
     fn machine(&mut self) -> anyhow::Result<Running> {
@@ -45,7 +46,8 @@ impl create::Pod for RunningPod {
         let runtime_folder = RuntimeFolder::find().context(NO_POD)?;
         let mut machine = Client::connect_timeout(&runtime_folder.control(), within)?;
         let within = u16::try_from(within.as_secs()).unwrap_or(u16::MAX);
-        snapshot::save(&mut machine, folder, Then::Pause, Some(within)).map(drop)
+        let (then, within) = (Then::Pause, Some(within));
+        snapshot::save_with_key(&mut machine, folder, then, within, self.1.as_ref()).map(drop)
     }
 
     fn release(&mut self) -> anyhow::Result<Held> {

@@ -12,6 +12,13 @@ use crate::settings::settle::Sizes;
 use crate::source::Source;
 use crate::suspended;
 
+/// How machines go on whose memory is not encrypted although there is a key.
+const TRUST_VOLUME: &str = "it is not encrypted, so others may have changed it: if you trust the \
+                            volume, start it once without SNAPSHOT_KEY_FILE and with SHUTDOWN=Y";
+const TRUST_BASE: &str = "it is not encrypted, so others may have changed it: take the snapshot \
+                          again with SNAPSHOT_KEY_FILE, or, if you trust the volume, start \
+                          without it";
+
 /// A machine that does not boot, but goes on in memory that was saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GoesOn {
@@ -29,7 +36,13 @@ pub(super) fn find(
     disk: &Option<FoundDisk>,
     root: &Path,
 ) -> anyhow::Result<Option<GoesOn>> {
-    if let Some(machine) = suspended::find(&suspended::folder(&input.settings, root))? {
+    // A missing key is an error now, not after hours of a download.
+    suspended::secret(&input.settings, root)?;
+    let folder = suspended::folder(&input.settings, root);
+    if let Some(machine) = suspended::find(&folder)? {
+        if let Some(why) = suspended::refuses_key(&machine, &input.settings, TRUST_VOLUME) {
+            return Err(suspended::failure(&folder, why));
+        }
         let note = suspended::keep_sizes(sizes, &machine, "the suspended machine");
         input.warnings.extend(note);
         let volume = below(root, &input.settings.storage.folder);
@@ -69,6 +82,9 @@ pub(super) fn find(
     }
     let machine = snapshot::find(&memory).map_err(|error| failure(&format!("{error:#}")))?;
     let machine = machine.ok_or_else(|| failure("its machine went on after the snapshot"))?;
+    if let Some(why) = suspended::refuses_key(&machine, &input.settings, TRUST_BASE) {
+        return Err(failure(why));
+    }
     input.warnings.extend(suspended::keep_sizes(sizes, &machine, "the machine of BASE"));
     // The guest knows the size of its disk.
     sizes.disk = below.and_then(|below| below.length()).unwrap_or(0);

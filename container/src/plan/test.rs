@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use ::host::disk::{Format, qcow2};
+use tempfile::TempDir;
 
 use super::*;
 use crate::media::testutil::{Layout, install_cd, windows_11};
@@ -303,10 +304,14 @@ fn json_output_includes_the_error_status() {
     assert_eq!(text(&wrong), "");
 }
 
-#[test]
-fn a_clone_goes_on_once_from_the_memory_of_its_base() {
-    let header = json!({ "format": 1, "vmm": "1", "bytes": 0, "crc32": 0, "then": "quit",
-        "processors": 3, "memory": 2_u64 << 30 });
+/// The header of a snapshot with memory.
+fn memory_header() -> Value {
+    json!({ "format": 1, "vmm": "1", "bytes": 0, "crc32": 0, "then": "quit", "processors": 3,
+        "memory": 2_u64 << 30 })
+}
+
+/// A host whose folder `base` is a base with memory.
+fn host_with_memory() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
     for folder in ["proc", "storage", "base/memory"] {
@@ -315,12 +320,21 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
     fs::write(at("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
     fs::write(at("base/data.img"), [7; 4096]).unwrap();
     fs::write(at("base/windows.address"), "10.9.8.7/24 10.9.8.1\n").unwrap();
-    fs::write(at("base/memory/machine.json"), format!("{header}\n")).unwrap();
-    let plan = |more: &[(&str, &str)]| {
-        let words = [&[("BASE", "/base")], more].concat();
-        let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-        Plan::make(&environment, root.path())
-    };
+    fs::write(at("base/memory/machine.json"), format!("{}\n", memory_header())).unwrap();
+    root
+}
+
+fn plan_of_clone(root: &TempDir, more: &[(&str, &str)]) -> anyhow::Result<Plan> {
+    let words = [&[("BASE", "/base")], more].concat();
+    let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+    Plan::make(&environment, root.path())
+}
+
+#[test]
+fn a_clone_goes_on_once_from_the_memory_of_its_base() {
+    let root = host_with_memory();
+    let at = |name: &str| root.path().join(name);
+    let plan = |more: &[(&str, &str)]| plan_of_clone(&root, more);
     let first = plan(&[]).unwrap();
     assert_eq!(first.cloned(), Some(&*at("base/memory")));
     let network = &first.input.settings.network;
@@ -356,4 +370,25 @@ fn a_clone_goes_on_once_from_the_memory_of_its_base() {
     fs::write(at("base/memory/machine.json"), "{}").unwrap();
     let error = plan(&[]).unwrap_err().to_string();
     assert!(error.contains("the first line is damaged"), "{error}");
+}
+
+#[test]
+fn encrypted_memory_needs_its_key_and_other_memory_has_none() {
+    let root = host_with_memory();
+    let at = |name: &str| root.path().join(name);
+    let plan = |more: &[(&str, &str)]| plan_of_clone(&root, more);
+    let with_key = [("SNAPSHOT_KEY", "/key")];
+    let error = plan(&with_key).unwrap_err();
+    let said = error.to_string();
+    assert!(Status::of(&error) == Status::Usage && said.contains("mount the key there"), "{said}");
+    fs::write(at("key"), "a long passphrase").unwrap();
+    let error = plan(&with_key).unwrap_err().to_string();
+    assert!(error.contains("not encrypted, so others may have changed it"), "{error}");
+    let mut encrypted = memory_header();
+    encrypted["format"] = json!(2);
+    encrypted["encryption"] = json!({ "salt": "00", "tag": "00" });
+    fs::write(at("base/memory/machine.json"), format!("{encrypted}\n")).unwrap();
+    let error = plan(&[]).unwrap_err().to_string();
+    assert!(error.contains("set SNAPSHOT_KEY_FILE") && error.contains("BASE="), "{error}");
+    assert!(plan(&with_key).unwrap().cloned().is_some());
 }

@@ -19,7 +19,7 @@ use ::host::lock;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
 use vmm::config::{Checks, Options, Restore};
-use vmm::control::snapshot as files;
+use vmm::control::snapshot::{self as files, Secret};
 use vmm::control::{Client, Command, Then};
 
 use super::child::Child;
@@ -55,6 +55,8 @@ pub struct SuspendFolder {
     pub continues: bool,
     /// Bytes of the snapshot from which the machine continues. It reads them when it needs them.
     continued_bytes: Arc<AtomicU64>,
+    /// Read at the start, because later the pod may have no right to.
+    secret: Option<Arc<Secret>>,
     /// Keeps pods of other containers away.
     _lock: Arc<File>,
 }
@@ -71,7 +73,9 @@ impl SuspendFolder {
         if !wanted && path.try_exists().is_ok_and(|there| !there) {
             return Ok(None);
         }
-        let obstacle = match (Self::open(&path), &plan.source) {
+        let secret = suspended::secret(settings, root)?.map(Arc::new);
+        let opened = Self::open(&path).map(|folder| Self { secret, ..folder });
+        let obstacle = match (opened, &plan.source) {
             (Ok(folder), _) if folder.continues != plan.is_suspended() => {
                 return Err(in_use(&path));
             }
@@ -126,7 +130,8 @@ impl SuspendFolder {
         files::finish_interrupted(path)?;
         let continues = path.join(files::MACHINE).try_exists()?;
         let (path, lock) = (path.to_owned(), Arc::new(file));
-        let folder = Self { path, continues, continued_bytes: Arc::default(), _lock: lock };
+        let folder =
+            Self { path, continues, continued_bytes: Arc::default(), secret: None, _lock: lock };
         if !continues {
             folder.remove_contents();
             return Ok(folder);
@@ -156,7 +161,9 @@ impl SuspendFolder {
     /// machine that wrote it. It is removed when its guest runs, so all of it is checked before.
     pub fn restore(&self) -> Option<Restore> {
         let (dir, options, check) = (self.path.clone(), Options::Given, Checks::First);
-        self.continues.then(|| Restore { dir, options, check, paused: true, ..Restore::default() })
+        let key = self.secret.as_ref().map(|secret| secret.path().to_owned());
+        let restore = Restore { dir, options, check, paused: true, key, ..Restore::default() };
+        self.continues.then_some(restore)
     }
 
     /// The error about a machine that does not continue.
@@ -207,7 +214,8 @@ impl SuspendFolder {
             let left = end.saturating_duration_since(Instant::now());
             let within = u16::try_from(left.as_secs()).unwrap_or(u16::MAX);
             let mut client = Client::connect_timeout(&control, left + limit)?;
-            files::save(&mut client, &folder.path, then, Some(within))?;
+            let secret = folder.secret.as_deref();
+            files::save_with_key(&mut client, &folder.path, then, Some(within), secret)?;
             // The machine has ended, or sleeps, whatever is known of its file.
             let bytes = fs::metadata(folder.path.join(files::MEMORY)).map(|it| it.blocks() * 512);
             folder.continued_bytes.store(bytes.unwrap_or_default(), Ordering::Relaxed);
@@ -220,7 +228,11 @@ impl SuspendFolder {
     async fn estimate(&self, child: &Child) -> anyhow::Result<u64> {
         let status = child.ask(Command::Status).await?;
         let all = status["memory"].as_u64().context("the machine does not report its memory")?;
-        let continued = self.continued_bytes.load(Ordering::Relaxed);
+        let continued = match self.secret {
+            // An encrypted snapshot was read as a whole.
+            Some(_) => 0,
+            None => self.continued_bytes.load(Ordering::Relaxed),
+        };
         let used = child.id().and_then(memory_of).map(|bytes| bytes + continued);
         Ok(all.min(used.unwrap_or(all)) + OTHER_BYTES)
     }

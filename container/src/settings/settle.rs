@@ -8,7 +8,7 @@ use super::host::Host;
 use super::translate::Bus;
 use super::value::{GIB, MIB, Secret, Share, Value, in_mib};
 use super::version::Version;
-use super::{NetworkKind, Settings};
+use super::{NetworkKind, Pod, Settings};
 use crate::status::{self, Failure, Status};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub fn settle(input: &ParsedEnvironment, host: &Host) -> anyhow::Result<(Sizes, 
     let settings = &input.settings;
     let mut mistakes = Vec::new();
     mistakes.extend(check_account(input).err());
+    mistakes.extend(check_key(&input.settings.pod).err());
     mistakes.extend(check_network(settings).err());
     let mut notes = Vec::new();
     let bus = settings.disk.media.value;
@@ -210,6 +211,15 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
         ));
     }
     Ok(size)
+}
+
+fn check_key(pod: &Pod) -> anyhow::Result<()> {
+    if pod.idle.is_none() || pod.snapshot_key.is_none() {
+        return Ok(());
+    }
+    let sentence = "IDLE and SNAPSHOT_KEY_FILE are both set, but a machine that sleeps reads its \
+                    memory from the volume, where it is not encrypted: leave one of them out";
+    Err(Failure::new(Status::Usage, sentence))
 }
 
 fn check_account(input: &ParsedEnvironment) -> anyhow::Result<()> {

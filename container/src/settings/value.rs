@@ -207,6 +207,24 @@ impl Value for PathBuf {
     }
 }
 
+/// The absolute path of a file with a secret. Users may write the secret itself by mistake, so no
+/// error shows the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyFile(pub PathBuf);
+
+impl Value for KeyFile {
+    const ACCEPTS: &'static str = "path";
+    const SHOWN: bool = false;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let path = PathBuf::read(text);
+        path.map(Self).context("write the key into a file, and give the path of that")
+    }
+    fn show(&self) -> String {
+        self.0.show()
+    }
+}
+
 impl Value for Ipv4Addr {
     const ACCEPTS: &'static str = "IPv4 address";
 

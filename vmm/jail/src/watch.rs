@@ -55,6 +55,8 @@ const CALLS: &[i64] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     libc::SYS_copy_file_range,
+    // Keys for the machine.
+    libc::SYS_memfd_create,
     libc::SYS_statfs,
     libc::SYS_dup,
     libc::SYS_dup3,
@@ -183,6 +185,7 @@ mod test {
             fs::write(&new, "text").unwrap();
             fs::rename(&new, &last).unwrap();
             fs::remove_file(&last).unwrap();
+            rustix::fs::memfd_create("key", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             assert!(File::open(theirs.join("read")).is_err());
             assert!(File::create(theirs.join("new")).is_err());
             assert!(Command::new("/bin/true").status().is_err());

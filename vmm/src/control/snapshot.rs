@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
-use crate::snapshot::cipher::Secret;
+pub use crate::snapshot::cipher::Secret;
 pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
 
 /// How often a client asks whether memory is checked.
@@ -45,19 +45,19 @@ pub fn save(
     save_with_key(client, dir, then, within, None)
 }
 
-/// Like [`save`], and encrypts the snapshot with the key in this file.
+/// Like [`save`], and encrypts the snapshot.
 pub fn save_with_key(
     client: &mut Client,
     dir: &Path,
     then: Then,
     within: Option<u16>,
-    key: Option<&Path>,
+    key: Option<&Secret>,
 ) -> anyhow::Result<Value> {
-    let secret = key.map(|key| Secret::open(key)?.for_snapshot()).transpose()?;
+    let secret = key.map(Secret::for_snapshot).transpose()?;
     let within = client.await_check(within)?;
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
-    let key = key.map(Path::to_owned);
+    let key = key.map(|key| key.path().to_owned());
     let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within, key };
     let files = [&machine, &memory].into_iter().chain(&secret);
     let answer = client.pass(&command, &files.map(AsFd::as_fd).collect::<Vec<_>>())?;

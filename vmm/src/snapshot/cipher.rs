@@ -1,12 +1,14 @@
 //! Encrypts snapshots with AES-256-GCM. Each snapshot has a key of its own, derived from the
 //! user's key file and from a salt, so that the place of a piece is enough of a nonce. The client
-//! of a machine derives it: the machine, which its guest may take over, never has the user's key.
+//! of a machine derives it: the machine that is saved, which its guest may take over, does not have
+//! the user's key.
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::num::NonZeroU32;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
@@ -26,46 +28,56 @@ const ROUNDS: NonZeroU32 = NonZeroU32::new(600_000).expect("it is not 0");
 const PURPOSE: &[u8] = b"transom snapshot";
 
 /// The contents of a key file: a key of 32 bytes, or a passphrase.
-pub struct Secret(Zeroizing<Vec<u8>>);
+pub struct Secret {
+    path: PathBuf,
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+/// Without the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.fmt(f)
+    }
+}
 
 impl Secret {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let read = File::open(path).map_err(Into::into).and_then(|file| Self::read(&file));
-        read.with_context(|| format!("key {}", path.display()))
+        let bytes = read.with_context(|| format!("key {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), bytes })
     }
 
-    fn read(file: &File) -> anyhow::Result<Self> {
+    /// The key file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn read(file: &File) -> anyhow::Result<Zeroizing<Vec<u8>>> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(LONGEST + 1));
         file.take(LONGEST as u64 + 1).read_to_end(&mut bytes)?;
         ensure!(bytes.len() <= LONGEST, "it has more than {LONGEST} bytes: give a shorter one");
-        let mut secret = Self(bytes);
         // An editor adds a line's end to a passphrase.
-        while !secret.is_key() && secret.0.last().is_some_and(|it| b"\r\n".contains(it)) {
-            secret.0.pop();
+        while !is_key(&bytes) && bytes.last().is_some_and(|it| b"\r\n".contains(it)) {
+            bytes.pop();
         }
         ensure!(
-            secret.0.len() >= SHORTEST,
+            bytes.len() >= SHORTEST,
             "it has {} bytes: give a key of {KEY_BYTES} random bytes, or a passphrase of at least \
              {SHORTEST} bytes",
-            secret.0.len()
+            bytes.len()
         );
-        Ok(secret)
-    }
-
-    /// Random bytes are no text.
-    fn is_key(&self) -> bool {
-        self.0.len() == KEY_BYTES && std::str::from_utf8(&self.0).is_err()
+        Ok(bytes)
     }
 
     /// The key of a snapshot. A passphrase is stretched, because people choose it.
     fn derive(&self, salt: &[u8]) -> Zeroizing<[u8; KEY_BYTES]> {
         let mut key = Zeroizing::new([0; KEY_BYTES]);
-        if self.is_key() {
-            let all = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0);
+        if is_key(&self.bytes) {
+            let all = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.bytes);
             let filled = all.expand(&[PURPOSE], hkdf::HKDF_SHA256);
             filled.and_then(|it| it.fill(&mut *key)).expect("one block of HKDF");
         } else {
-            pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, ROUNDS, salt, &self.0, &mut *key);
+            pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, ROUNDS, salt, &self.bytes, &mut *key);
         }
         key
     }
@@ -84,6 +96,11 @@ impl Secret {
         file.write_all_at(&*self.derive(&salt), KEY_BYTES as u64)?;
         Ok(file)
     }
+}
+
+/// Random bytes are no text.
+fn is_key(bytes: &[u8]) -> bool {
+    bytes.len() == KEY_BYTES && std::str::from_utf8(bytes).is_err()
 }
 
 /// Distinguishes the keys of snapshots.
@@ -177,13 +194,13 @@ pub(super) mod test {
             (&[&text[..], b"\n"].concat(), &text),
         ] {
             let secret = secret(bytes).unwrap();
-            assert_eq!(*secret.0, kept);
-            assert_eq!(secret.is_key(), bytes[0] == 0xff);
+            assert_eq!(*secret.bytes, kept);
+            assert_eq!(is_key(&secret.bytes), bytes[0] == 0xff);
         }
         for (bytes, reason) in
             [(vec![], "0 bytes"), (b"secret\n".to_vec(), "6 bytes"), (vec![1; 4097], "4096 bytes")]
         {
-            let error = format!("{:#}", secret(&bytes).err().expect("a reason"));
+            let error = format!("{:#}", secret(&bytes).unwrap_err());
             assert!(error.contains(reason), "{error}");
         }
     }

@@ -74,6 +74,9 @@ pub(super) const POD: &[Variable] = variables! {
     /// Lets the machine sleep when nobody has needed it for this time, like 30m: its memory goes to
     /// the volume, and a connection, a viewer or a command wakes it. Never by default.
     full "IDLE" = "" (pod.idle);
+    /// A file with a key of 32 random bytes, or with a passphrase. It encrypts the memory that
+    /// `SHUTDOWN=suspend` and `transom snapshot create --memory` save. Not together with IDLE.
+    full "SNAPSHOT_KEY_FILE" or "SNAPSHOT_KEY" = "" (pod.snapshot_key);
     /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
     /// This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);
