@@ -465,9 +465,11 @@ fn snapshot(words: &[String]) -> anyhow::Result<u8> {
                 )));
             }
             let wish = Wish { memory: has("--memory"), pause: has("--pause") };
-            let secret =
-                if wish.memory { suspended::secret(&settings, Path::new("/"))? } else { None };
-            let mut pod = ask::snapshot::pod(secret);
+            let root = Path::new("/");
+            let secret = if wish.memory { suspended::secret(&settings, root)? } else { None };
+            // The guest does not stand still for it yet.
+            let key = secret.map(|secret| secret.for_snapshot()).transpose()?;
+            let mut pod = ask::snapshot::pod(key);
             let pod = pod.as_mut().map(|pod| pod as &mut dyn create::Pod);
             print(&snapshots::show::made(&create::create(shelf, &name(text)?, wish, pod)?))
         }

@@ -207,7 +207,8 @@ async fn run_to_end(
         story.info(&line);
     }
     let end_notice = EndNotice::default();
-    let freezer = Freezer::new(runtime_folder.control(), agent.clone());
+    let encrypts = settings.pod.snapshot_key.is_some();
+    let freezer = Freezer::new(runtime_folder.control(), agent.clone(), encrypts);
     let socket = runtime_folder.pod();
     inquiry::open(&socket, web.clone(), end_notice.clone(), freezer.clone()).map(tokio::spawn)?;
     let story = story.clone();

@@ -1,8 +1,10 @@
 //! The suspended machine on the volume, as the plan finds it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use ::host::size::Size;
+use anyhow::ensure;
 use vmm::control::snapshot::{self, Header, Secret};
 
 use crate::disks::below;
@@ -26,7 +28,8 @@ pub fn find(folder: &Path) -> anyhow::Result<Option<Header>> {
     snapshot::find(folder).map_err(|error| failure(folder, &format!("{error:#}")))
 }
 
-/// Why the machine cannot go on with this key, or without one: `plain` if only the key is there.
+/// Why the machine cannot go on with this key, or without one. `plain` is the reason if there is a
+/// key, but memory is not encrypted.
 pub fn refuses_key(
     machine: &Header,
     settings: &Settings,
@@ -68,9 +71,17 @@ pub fn failure(folder: &Path, why: &str) -> anyhow::Error {
 /// systems.
 pub fn secret(settings: &Settings, root: &Path) -> anyhow::Result<Option<Secret>> {
     let Some(KeyFile(path)) = &settings.pod.snapshot_key else { return Ok(None) };
-    let opened = Secret::open(&below(root, path)).map_err(|error| {
+    let path = below(root, path);
+    let opened = fs::metadata(&path).map_err(Into::into).and_then(|found| {
+        // A pipe would be empty at the second time.
+        ensure!(found.is_file(), "it is not a file");
+        Secret::open(&path)
+    });
+    let opened = opened.map_err(|error| {
+        // Not the path, which may be the secret itself.
+        let error = error.root_cause();
         let sentence =
-            format!("SNAPSHOT_KEY_FILE: {error:#}: mount the key there, and let this user read it");
+            format!("SNAPSHOT_KEY_FILE: {error}: mount the key there, and let this user read it");
         Failure::new(Status::Usage, sentence)
     });
     opened.map(Some)

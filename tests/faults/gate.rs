@@ -224,7 +224,11 @@ fn wrong_passwords_for_vnc_and_web_are_counted_together() -> Result<()> {
     let mut pod = probe(&place, &words)?;
     ensure!([guess(&place)?, guess(&place)?] == [1, 1], "a wrong password is accepted");
     let basic = "Host: localhost\nAuthorization: Basic RG9ja2VyOmEgbG9uZyB3b3Jk";
-    answers(429, &get(&place, "/api/v1/state", basic)?)?;
+    until("the guesses by VNC do not count", || {
+        // On a busy host, the time for which they delay the next may be over.
+        guess(&place)?;
+        Ok(get(&place, "/api/v1/state", basic)?.starts_with("HTTP/1.1 429 "))
+    })?;
     // The loopback address is not blocked: the right password works.
     let request = format!("GET /api/v1/state HTTP/1.1\nConnection: close\n{basic}\n\n");
     answers(200, &place.say(HERE, &request)?)?;

@@ -15,7 +15,7 @@ use transom_tests::place::{self, HERE, Place, beside, runs_here};
 use transom_tests::program::{PATIENCE, Running, resident_kib, transom};
 use transom_tests::say;
 
-use super::suspend::{CONTINUES, Picture, checked, is_suspended, page, starts, types};
+use super::suspend::{CONTINUES, Picture, checked, is_suspended, page, reacts, starts};
 use super::{probe, stops};
 
 const IDLE: (&str, &str) = ("IDLE", "10s");
@@ -48,9 +48,7 @@ fn is_awake(place: &Place, pod: &mut Running, before: &Picture, why: &str) -> Re
     say!("awake {:.3} s after {why}", start.elapsed().as_secs_f64());
     ensure!(!is_suspended(place), "the snapshot is there while its guest runs");
     ensure!(page(place)? == *before, "another picture");
-    types(place, "x")?;
-    ensure!(page(place)? != *before, "the guest does not react");
-    Ok(())
+    reacts(place, "x", before)
 }
 
 /// Sends a command to QMP, and waits for its answer.

@@ -16,7 +16,7 @@ use transom_tests::place::{Place, beside, runs_here, until};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, said, transom};
 use vmm::control;
 
-use super::suspend::{CONTINUES, page, types};
+use super::suspend::{CONTINUES, page, reacts, types};
 use super::{PROBE, probe, stops};
 
 /// The number of kills of each command.
@@ -186,7 +186,7 @@ fn disks_are_copied_where_nothing_can_be_cloned() -> Result<()> {
             let copy = volume.path().join("windows.snapshots").join(name).join("data.img");
             ensure!(same(&before, &copy)?, "{kind}: {name} has another disk");
             File::options().write(true).open(&disk)?.write_all_at(b"changed", 9)?;
-            said(&mut volume.off(&["restore", "one"]))?;
+            said(&mut volume.off(&["restore", name]))?;
             ensure!(same(&before, &disk)?, "{kind}: {name} restored another disk");
             said(&mut volume.off(&["delete", name]))?;
         }
@@ -249,6 +249,13 @@ fn continues_from_memory(volume: &Volume, name: &str, key: &str) -> Result<()> {
     types(place, "then")?;
     let before = page(place)?;
     let generation = state(place)?["vmgenid"].clone();
+    if !key.is_empty() {
+        let (status, text) = snapshot(&pod, &["create", name, "--memory"])?;
+        ensure!(
+            status == Some(1) && text.contains("with the SNAPSHOT_KEY_FILE of the pod"),
+            "{text}"
+        );
+    }
     let (variable, program) = (format!("SNAPSHOT_KEY_FILE={key}"), transom().display().to_string());
     let create = ["env", &variable, &program, "snapshot", "create", name, "--memory"];
     let (status, text) = beside(&pod, &create)?;
@@ -258,9 +265,7 @@ fn continues_from_memory(volume: &Volume, name: &str, key: &str) -> Result<()> {
         fs::read(volume.path().join(format!("windows.snapshots/{name}/memory/machine.json")))?;
     let encrypted = header.windows(12).any(|it| it == b"\"encryption\"");
     ensure!(encrypted != key.is_empty(), "encrypted: {encrypted}");
-    types(place, "now")?;
-    let now = page(place)?;
-    ensure!(now != before, "the guest does not react");
+    reacts(place, "now", &before)?;
     stops(&mut pod)?;
     volume.fill(16, 7)?;
     said(&mut volume.off(&["restore", name]))?;
@@ -269,8 +274,7 @@ fn continues_from_memory(volume: &Volume, name: &str, key: &str) -> Result<()> {
         pod.says(CONTINUES, 1)?;
         ensure!(page(place)? == before, "another picture");
         ensure!(state(place)?["vmgenid"] != generation, "the guest believes to be the same");
-        types(place, "x")?;
-        ensure!(page(place)? != before, "the guest does not react");
+        reacts(place, "x", &before)?;
         stops(&mut pod)?;
         // It can be restored again.
         said(&mut volume.off(&["restore", name]))?;

@@ -246,6 +246,14 @@ fn ask(machine: &Machine, command: &Command) -> anyhow::Result<serde_json::Value
     connect(&machine.control())?.ask(command)
 }
 
+/// Whether a process catches the signal, or is a zombie, as its status file says.
+fn catches(status: &str, signal: Signal) -> bool {
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let mask = field("SigCgt:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
+        || field("State:").is_some_and(|state| state.starts_with('Z'))
+}
+
 #[test]
 fn a_signal_ends_the_reading_of_memory() {
     if !runs_here("a_signal_ends_the_reading_of_memory") {
@@ -253,23 +261,23 @@ fn a_signal_ends_the_reading_of_memory() {
     }
     let mut it = Interrupted::new(("nvme", "raw"), LONG_FILL);
     let (dir, time) = (it.dir.clone(), changed(&it.disk));
-    for how in [",check=first", ",copy"] {
-        it.machine.restore(&dir, &[], how);
-        let status = format!("/proc/{}/status", it.machine.running.pid().as_raw_pid());
-        let catches = |text: &str| {
-            let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-            let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
-            mask.is_some_and(|it| it >> (Signal::TERM.as_raw() - 1) & 1 == 1)
-        };
-        while !catches(&fs::read_to_string(&status).expect("its status")) {
-            sleep(Duration::from_millis(1));
-        }
-        it.machine.running.signal(Signal::TERM).expect("a signal");
-        let ended = it.machine.running.wait(PATIENCE).expect("an end");
-        let said = it.machine.running.stderr.text();
-        assert_eq!(ended, 143, "{how}: {said}");
-        assert!(said.contains("ended before the guest ran"), "{how}: {said}");
-        assert_eq!(changed(&it.disk), time, "{how}");
+    for how in [",check=first,paused", ",copy,paused"] {
+        // On a busy host, the signal may come too late.
+        let in_time = (0..20).any(|_| {
+            it.machine.restore(&dir, &[], how);
+            let status = format!("/proc/{}/status", it.machine.running.pid().as_raw_pid());
+            // Until it catches signals, or has ended.
+            while fs::read_to_string(&status).is_ok_and(|it| !catches(&it, Signal::TERM)) {
+                sleep(Duration::from_millis(1));
+            }
+            it.machine.running.signal(Signal::TERM).ok();
+            let ended = it.machine.running.wait(PATIENCE).expect("an end");
+            let said = it.machine.running.stderr.text();
+            assert_eq!(ended, 143, "{how}: {said}");
+            assert_eq!(changed(&it.disk), time, "{how}");
+            said.contains("a signal ends the process")
+        });
+        assert!(in_time, "{how}: its memory was read to the end");
     }
     it.machine.restore(&dir, &[], ",copy");
     it.completes("nvme");

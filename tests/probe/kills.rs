@@ -30,7 +30,7 @@ const LONGEST: u64 = 25_000;
 /// A client needs this time to start, too.
 const LONGEST_OF_CLIENT: u64 = 40_000;
 /// Anything that was asked of a machine is done by then, or at work.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_secs(3);
 /// The layout of all records.
 const RECORDS: &str = "seed=8,block=4K,span=8M";
 /// The exit status of a killed process: 128 + SIGKILL.

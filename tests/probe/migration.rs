@@ -430,7 +430,7 @@ fn commands_that_change_a_machine_wait_until_it_has_moved() {
     if !runs_here("commands_that_change_a_machine_wait_until_it_has_moved") {
         return;
     }
-    let load = "checks=none memory=span=64M,rate=2000,milliseconds=4000 then=poweroff";
+    let load = "checks=none memory=span=64M,rate=2000,milliseconds=8000 then=poweroff";
     let mut machine = Traveller::start(&["--memory", "128M", "--cmdline", load]);
     sleep(Duration::from_millis(1500));
     let mut there = machine.other_end(&[]);

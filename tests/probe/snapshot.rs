@@ -68,8 +68,8 @@ impl Machine {
 
     fn save_with_key(&mut self, then: Then, key: Option<&Path>) -> anyhow::Result<PathBuf> {
         let dir = self.folder.path().join(self.snapshots.to_string());
-        let secret = key.map(Secret::open).transpose()?;
-        save_with_key(&mut connect(&self.control())?, &dir, then, None, secret.as_ref())?;
+        let key = key.map(|key| Secret::open(key)?.for_snapshot()).transpose()?;
+        save_with_key(&mut connect(&self.control())?, &dir, then, None, key.as_ref())?;
         self.snapshots += 1;
         Ok(dir)
     }

@@ -90,7 +90,7 @@ impl Lab {
         for model in models {
             crate::say!("the processor is Bochs' {model}");
             let mut lab = Command::new(repository().join("tests/lab/lab-intel"));
-            lab.args(["-t", &self.seconds.to_string(), "-M", model]);
+            lab.args(["-t", &self.limit().to_string(), "-M", model]);
             // The lab has no files of this machine but these.
             for path in [env::current_exe()?, vmm()?, repository().join("tests/lab")] {
                 lab.arg("-a").arg(path);
@@ -119,12 +119,18 @@ impl Lab {
         Ok(lab)
     }
 
+    /// The seconds that it may take. Tests that repeat something do so much more often with
+    /// `TRANSOM_TESTS=all`.
+    fn limit(&self) -> u32 {
+        self.seconds * if everything() { 12 } else { 1 }
+    }
+
     /// The command for a lab, up to the program that runs in it.
     fn command(&self) -> anyhow::Result<Command> {
         let folder = shared()?;
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let mut lab = Command::new(repository().join("tests/lab/lab"));
-        lab.args(["-m", &self.mib.to_string(), "-t", &self.seconds.to_string(), "-s"]);
+        lab.args(["-m", &self.mib.to_string(), "-t", &self.limit().to_string(), "-s"]);
         lab.arg(&folder).current_dir(repository()).stdin(Stdio::null());
         Ok(lab)
     }

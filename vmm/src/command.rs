@@ -14,12 +14,13 @@ use anyhow::Context as _;
 
 use crate::config::{Config, OPTIONS};
 use crate::control::host_usb::{self, HostUsb};
+use crate::control::snapshot::{self, Secret};
 use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Targets;
 use crate::machine::inspect;
 use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
-use crate::{control, doctor, reference, run, screenshot};
+use crate::{doctor, reference, run, screenshot};
 use host::keyvalue;
 
 /// The file of `doctor --run`, if the command line names none.
@@ -207,8 +208,9 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let answer = match &command {
         Command::Snapshot { dir, then, within, key } => {
             let (then, key) = (then.unwrap_or_default(), key.as_deref());
-            let secret = key.map(control::snapshot::Secret::open).transpose()?;
-            control::snapshot::save_with_key(&mut client, dir, then, *within, secret.as_ref())?
+            let derive = |path| Secret::open(path)?.for_snapshot();
+            let key = key.map(derive).transpose()?;
+            snapshot::save_with_key(&mut client, dir, then, *within, key.as_ref())?
         }
         Command::Migrate { to, pause, within } => {
             // The other end does not wait long after it is connected.

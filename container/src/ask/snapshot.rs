@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use vmm::control::snapshot::{self, Secret};
+use vmm::control::snapshot::{self, SnapshotKey};
 use vmm::control::{Client, Then};
 
 use super::{NO_POD, Pod};
@@ -18,16 +18,19 @@ use crate::snapshots::create::{self, Held, Running};
 /// Besides memory: registers and devices.
 const OTHER_BYTES: u64 = 64 << 20;
 
-/// The pod that runs here, if there is one. Its memory is encrypted with the secret.
-pub fn pod(secret: Option<Secret>) -> Option<RunningPod> {
-    Pod::find().ok().map(|pod| RunningPod(pod, secret))
+/// The pod that runs here, if there is one. Its memory is encrypted with the key.
+pub fn pod(key: Option<SnapshotKey>) -> Option<RunningPod> {
+    Pod::find().ok().map(|pod| RunningPod { pod, key })
 }
 
-pub struct RunningPod(Pod, Option<Secret>);
+pub struct RunningPod {
+    pod: Pod,
+    key: Option<SnapshotKey>,
+}
 
 impl create::Pod for RunningPod {
     fn machine(&mut self) -> anyhow::Result<Running> {
-        let state: Value = serde_json::from_slice(&self.0.ask(&Question::State)?)?;
+        let state: Value = serde_json::from_slice(&self.pod.ask(&Question::State)?)?;
         let machine = &state["machine"];
         let doing = state["pod"]["doing"].as_str().unwrap_or_default();
         ensure!(machine.is_object(), "the machine does not run yet: {doing}: try again later");
@@ -39,7 +42,9 @@ impl create::Pod for RunningPod {
     }
 
     fn hold(&mut self, freeze: bool, limit: Duration) -> anyhow::Result<()> {
-        self.0.ask(&Question::Hold { freeze, seconds: limit.as_secs() }).map(drop)
+        // With memory, the guest need not know of it.
+        let encrypts = (!freeze).then_some(self.key.is_some());
+        self.pod.ask(&Question::Hold { freeze, seconds: limit.as_secs(), encrypts }).map(drop)
     }
 
     fn save(&mut self, folder: &Path, within: Duration) -> anyhow::Result<()> {
@@ -47,11 +52,11 @@ impl create::Pod for RunningPod {
         let mut machine = Client::connect_timeout(&runtime_folder.control(), within)?;
         let within = u16::try_from(within.as_secs()).unwrap_or(u16::MAX);
         let (then, within) = (Then::Pause, Some(within));
-        snapshot::save_with_key(&mut machine, folder, then, within, self.1.as_ref()).map(drop)
+        snapshot::save_with_key(&mut machine, folder, then, within, self.key.as_ref()).map(drop)
     }
 
     fn release(&mut self) -> anyhow::Result<Held> {
-        let outcome: Outcome = serde_json::from_slice(&self.0.ask(&Question::Release)?)?;
+        let outcome: Outcome = serde_json::from_slice(&self.pod.ask(&Question::Release)?)?;
         let Outcome { in_time, frozen, why, seconds } = outcome;
         ensure!(
             in_time,

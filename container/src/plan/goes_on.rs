@@ -12,9 +12,11 @@ use crate::settings::settle::Sizes;
 use crate::source::Source;
 use crate::suspended;
 
-/// How machines go on whose memory is not encrypted although there is a key.
+/// Why machines do not go on whose memory is not encrypted although there is a key, and the ways
+/// out.
 const TRUST_VOLUME: &str = "it is not encrypted, so others may have changed it: if you trust the \
-                            volume, start it once without SNAPSHOT_KEY_FILE and with SHUTDOWN=Y";
+                            volume, start the machine once without SNAPSHOT_KEY_FILE and with \
+                            SHUTDOWN=Y";
 const TRUST_BASE: &str = "it is not encrypted, so others may have changed it: take the snapshot \
                           again with SNAPSHOT_KEY_FILE, or, if you trust the volume, start \
                           without it";

@@ -83,6 +83,14 @@ pub(super) fn notes(
         notes.push(format!("{START} is not run: use an init container, or a hook of the engine"));
     }
     notes.extend(Shares::of(&input.settings, root).notes);
+    let (key, volume) = (&input.settings.pod.snapshot_key, &input.settings.storage.folder);
+    if key.as_ref().is_some_and(|key| key.0.starts_with(volume)) {
+        notes.push(
+            "SNAPSHOT_KEY_FILE is on the volume, so its memory can be read where the volume can: \
+             mount the key elsewhere"
+                .into(),
+        );
+    }
     notes.extend(unknown_zone(input, root));
     let layout = input.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {

@@ -390,5 +390,10 @@ fn encrypted_memory_needs_its_key_and_other_memory_has_none() {
     fs::write(at("base/memory/machine.json"), format!("{encrypted}\n")).unwrap();
     let error = plan(&[]).unwrap_err().to_string();
     assert!(error.contains("set SNAPSHOT_KEY_FILE") && error.contains("BASE="), "{error}");
-    assert!(plan(&with_key).unwrap().cloned().is_some());
+    let elsewhere = plan(&with_key).unwrap();
+    assert!(elsewhere.cloned().is_some());
+    fs::copy(at("key"), at("storage/key")).unwrap();
+    let there = plan(&[("SNAPSHOT_KEY_FILE", "/storage/key")]).unwrap();
+    let warns = |plan: &Plan| plan.warnings.iter().any(|it| it.contains("is on the volume"));
+    assert_eq!([warns(&elsewhere), warns(&there)], [false, true]);
 }

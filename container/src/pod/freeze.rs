@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -72,12 +72,30 @@ pub struct Freezer {
     agent: Arc<Agent>,
     turn: Arc<Semaphore>,
     ends: Arc<watch::Sender<bool>>,
+    /// Whether memory is saved encrypted.
+    encrypts: bool,
 }
 
 impl Freezer {
-    pub fn new(control: PathBuf, agent: Arc<Agent>) -> Self {
+    pub fn new(control: PathBuf, agent: Arc<Agent>, encrypts: bool) -> Self {
         let turn = Arc::new(Semaphore::new(1));
-        Self { control, agent, turn, ends: Arc::new(watch::Sender::new(false)) }
+        Self { control, agent, turn, ends: Arc::new(watch::Sender::new(false)), encrypts }
+    }
+
+    /// Refuses a client that would save memory in another way than the pod, as its environment is
+    /// another one.
+    pub fn check_key(&self, encrypts: Option<bool>) -> anyhow::Result<()> {
+        match (self.encrypts, encrypts) {
+            (true, Some(false)) => bail!(
+                "memory would not be encrypted: run the command with the SNAPSHOT_KEY_FILE of the \
+                 pod"
+            ),
+            (false, Some(true)) => bail!(
+                "the pod has no SNAPSHOT_KEY_FILE, and would not start from encrypted memory: \
+                 leave it out here, or start the pod with it"
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Returns when the machine stands still. It goes on after `limit` at the latest.

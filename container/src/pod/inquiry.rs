@@ -89,6 +89,9 @@ pub enum Question {
         freeze: bool,
         /// The machine goes on after this number of seconds at the latest.
         seconds: u64,
+        /// Whether the client will encrypt memory, if it saves that.
+        #[serde(default)]
+        encrypts: Option<bool>,
     },
     /// The answer is an [`Outcome`](super::freeze::Outcome).
     Release,
@@ -186,8 +189,9 @@ async fn serve(
             (Ok(Question::Log { after, wait: true }), Some(off)) => {
                 wait_for_lines(web, after, off).await
             }
-            (Ok(Question::Hold { freeze, seconds }), _) => {
-                start_hold(&mut hold, freezer, freeze, seconds).await
+            (Ok(Question::Hold { freeze, seconds, encrypts }), _) => {
+                let limit = Duration::from_secs(seconds);
+                start_hold(&mut hold, freezer, (freeze, limit, encrypts)).await
             }
             (Ok(Question::Release), _) => end_hold(hold.take()).await,
             (Ok(question), _) => answer(web, question).await,
@@ -208,10 +212,10 @@ async fn serve(
 async fn start_hold(
     hold: &mut Option<Hold>,
     freezer: &Freezer,
-    freeze: bool,
-    seconds: u64,
+    (freeze, limit, encrypts): (bool, Duration, Option<bool>),
 ) -> anyhow::Result<Vec<u8>> {
-    *hold = Some(freezer.hold(freeze, Duration::from_secs(seconds)).await?);
+    freezer.check_key(encrypts)?;
+    *hold = Some(freezer.hold(freeze, limit).await?);
     Ok(b"null".to_vec())
 }
 

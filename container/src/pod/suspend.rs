@@ -211,11 +211,11 @@ impl SuspendFolder {
         let save = move || {
             folder.remove()?;
             folder.check_volume(bytes, limit)?;
+            let key = folder.secret.as_ref().map(|secret| secret.for_snapshot()).transpose()?;
             let left = end.saturating_duration_since(Instant::now());
             let within = u16::try_from(left.as_secs()).unwrap_or(u16::MAX);
             let mut client = Client::connect_timeout(&control, left + limit)?;
-            let secret = folder.secret.as_deref();
-            files::save_with_key(&mut client, &folder.path, then, Some(within), secret)?;
+            files::save_with_key(&mut client, &folder.path, then, Some(within), key.as_ref())?;
             // The machine has ended, or sleeps, whatever is known of its file.
             let bytes = fs::metadata(folder.path.join(files::MEMORY)).map(|it| it.blocks() * 512);
             folder.continued_bytes.store(bytes.unwrap_or_default(), Ordering::Relaxed);

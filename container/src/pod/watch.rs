@@ -8,7 +8,7 @@ use std::time::Duration;
 use ::host::size::Size;
 use anyhow::Context as _;
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use vmm::control::Command;
 
 use super::balloon::Balloon;
@@ -33,6 +33,8 @@ use crate::story::Phase;
 
 /// Warn if the firmware has started nothing after this time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a killed machine may take to end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
 const WINDOWS: &str = "Windows Boot Manager";
 
@@ -128,34 +130,16 @@ impl Pod {
         }
     }
 
-    /// Waits until a suspended machine or a clone is restored, and lets its guest continue. The
-    /// probe runs when its machine answers.
+    /// Waits until a suspended machine or a clone is restored, and lets its guest continue. Waits
+    /// for the probe until it runs.
     async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
         let suspended = self.suspended();
         let continues = suspended.is_some() || self.plan.cloned().is_some();
         if !continues && self.volume.is_some() {
             return Ok(Start::Fresh);
         }
-        let folder = &self.runtime_folder;
-        let control = if continues { folder.waking() } else { folder.control() };
-        let ended = tokio::select! {
-            () = machine_client::until_ready(&control) => None,
-            ended = child.end() => Some(ended),
-            status = signals.next() => {
-                // The guest has not run: its snapshot stays as it is.
-                child.kill();
-                child.end().await?;
-                return Ok(Start::Ended(status));
-            }
-        };
-        if let Some(ended) = ended {
-            let why = child.last_error().await;
-            let status = self.exit_status(ended?, why.clone())?;
-            // The machine's status for a snapshot that does not fit is the same.
-            return match why.filter(|_| continues && status == Status::State.code()) {
-                Some(why) => Err(self.does_not_continue(&why)),
-                None => Ok(Start::Ended(status)),
-            };
+        if let Some(status) = self.until_ready(child, signals, continues).await? {
+            return Ok(Start::Ended(status));
         }
         if !continues {
             return Ok(Start::Fresh);
@@ -187,6 +171,35 @@ impl Pod {
         let agent = self.agent.clone();
         tokio::spawn(async move { suspend::set_clock(&agent).await });
         Ok(Start::Continued)
+    }
+
+    /// Waits until the machine answers. Returns the exit status if it ends before.
+    async fn until_ready(
+        &self,
+        child: &mut Child,
+        signals: &mut Signals,
+        continues: bool,
+    ) -> anyhow::Result<Option<u8>> {
+        let folder = &self.runtime_folder;
+        let control = if continues { folder.waking() } else { folder.control() };
+        let ended = tokio::select! {
+            () = machine_client::until_ready(&control) => return Ok(None),
+            ended = child.end() => ended?,
+            status = signals.next() => {
+                // The guest has not run: its snapshot stays as it is.
+                child.kill();
+                // A process that cannot be killed ends with the pod.
+                timeout(KILL_TIMEOUT, child.end()).await.ok();
+                return Ok(Some(status));
+            }
+        };
+        let why = child.last_error().await;
+        let status = self.exit_status(ended, why.clone())?;
+        // The machine's status for a snapshot that does not fit is the same.
+        match why.filter(|_| continues && status == Status::State.code()) {
+            Some(why) => Err(self.does_not_continue(&why)),
+            None => Ok(Some(status)),
+        }
     }
 
     async fn resume(&self, child: &Child) -> anyhow::Result<()> {

@@ -156,7 +156,7 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (control, socket, diary) = (path("vmm.sock"), path("agent.sock"), Diary::default());
-        let freezer = Freezer::new(control.clone(), Arc::new(Agent::new(socket.clone())));
+        let freezer = Freezer::new(control.clone(), Arc::new(Agent::new(socket.clone())), false);
         let mut tasks = Vec::new();
         let listener = UnixListener::bind(control).unwrap();
         tasks.push(tokio::spawn(machine(listener, settles, diary.clone())));

@@ -63,7 +63,7 @@ impl Pod {
         let web = WebState::new(story, runtime_folder.clone(), &plan, Arc::default(), agent);
         let web = Arc::new(web);
         let left = inquiry::EndNotice::default();
-        let freezer = Freezer::new(runtime_folder.control(), freezer_agent);
+        let freezer = Freezer::new(runtime_folder.control(), freezer_agent, false);
         let serve = runtime
             .block_on(async { inquiry::open(&runtime_folder.pod(), web.clone(), left, freezer) });
         runtime.spawn(serve.expect("a socket"));

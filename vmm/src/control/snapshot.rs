@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::{Client, Command, Then};
-pub use crate::snapshot::cipher::Secret;
+pub use crate::snapshot::cipher::{Secret, SnapshotKey};
 pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
 
 /// How often a client asks whether memory is checked.
@@ -51,15 +51,14 @@ pub fn save_with_key(
     dir: &Path,
     then: Then,
     within: Option<u16>,
-    key: Option<&Secret>,
+    key: Option<&SnapshotKey>,
 ) -> anyhow::Result<Value> {
-    let secret = key.map(Secret::for_snapshot).transpose()?;
     let within = client.await_check(within)?;
     let folder = Folder::new(dir).with_context(|| dir.display().to_string())?;
     let (machine, memory) = (folder.file(UNFINISHED)?, folder.file(MEMORY)?);
-    let key = key.map(|key| key.path().to_owned());
-    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within, key };
-    let files = [&machine, &memory].into_iter().chain(&secret);
+    let path = key.map(|key| key.path.clone());
+    let command = Command::Snapshot { dir: dir.to_owned(), then: Some(then), within, key: path };
+    let files = [&machine, &memory].into_iter().chain(key.map(|key| &key.file));
     let answer = client.pass(&command, &files.map(AsFd::as_fd).collect::<Vec<_>>())?;
     folder.finish().with_context(|| dir.display().to_string())?;
     Ok(answer)

@@ -1,7 +1,7 @@
 //! Encrypts snapshots with AES-256-GCM. Each snapshot has a key of its own, derived from the
 //! user's key file and from a salt, so that the place of a piece is enough of a nonce. The client
-//! of a machine derives it: the machine that is saved, which its guest may take over, does not have
-//! the user's key.
+//! of a machine derives it: a machine, which its guest may take over, needs no user's key to be
+//! saved. To be restored it reads the key file, before its guest runs.
 
 use std::fmt;
 use std::fs::File;
@@ -31,6 +31,14 @@ const PURPOSE: &[u8] = b"transom snapshot";
 pub struct Secret {
     path: PathBuf,
     bytes: Zeroizing<Vec<u8>>,
+}
+
+/// The key of one snapshot.
+#[derive(Debug)]
+pub struct SnapshotKey {
+    /// The user's key file.
+    pub path: PathBuf,
+    pub file: File,
 }
 
 /// Without the secret.
@@ -82,8 +90,9 @@ impl Secret {
         key
     }
 
-    /// The salt and the key of a new snapshot, in a file for the machine's process.
-    pub fn for_snapshot(&self) -> anyhow::Result<File> {
+    /// The salt and the key of a new snapshot, for the machine's process. With a passphrase, this
+    /// takes a while.
+    pub fn for_snapshot(&self) -> anyhow::Result<SnapshotKey> {
         let mut salt = [0; KEY_BYTES];
         SystemRandom::new().fill(&mut salt).ok().context("the host has no random numbers")?;
         // Hosts may refuse files that could be programs, and old kernels do not know the flag.
@@ -94,7 +103,7 @@ impl Secret {
         let file = File::from(made.context("a file for the key")?);
         file.write_all_at(&salt, 0)?;
         file.write_all_at(&*self.derive(&salt), KEY_BYTES as u64)?;
-        Ok(file)
+        Ok(SnapshotKey { path: self.path.clone(), file })
     }
 }
 
@@ -180,7 +189,7 @@ pub(super) mod test {
     }
 
     pub(in super::super) fn cipher(byte: u8) -> Cipher {
-        Cipher::from_file(&secret(&[byte; 32]).unwrap().for_snapshot().unwrap()).unwrap()
+        Cipher::from_file(&secret(&[byte; 32]).unwrap().for_snapshot().unwrap().file).unwrap()
     }
 
     #[test]
@@ -210,7 +219,7 @@ pub(super) mod test {
         for bytes in [&[0xff; 32][..], b"correct horse battery"] {
             let secret = secret(bytes).unwrap();
             let [cipher, other] =
-                [0; 2].map(|_| Cipher::from_file(&secret.for_snapshot().unwrap()).unwrap());
+                [0; 2].map(|_| Cipher::from_file(&secret.for_snapshot().unwrap().file).unwrap());
             let mut piece = *b"contents of memory";
             let tag = cipher.encrypt(5, &mut piece).unwrap();
             assert_ne!(&piece, b"contents of memory");

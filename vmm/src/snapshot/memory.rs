@@ -311,9 +311,9 @@ pub fn read(
     })
 }
 
-/// Ends long work when a signal has arrived that ends the process.
+/// Fails when a signal has arrived that ends the process, so that long work ends.
 pub fn no_signal() -> anyhow::Result<()> {
-    ensure!(signals::arrived().is_none(), "a signal has ended the process");
+    ensure!(signals::arrived().is_none(), "a signal ends the process");
     Ok(())
 }
 
