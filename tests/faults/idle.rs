@@ -15,7 +15,7 @@ use transom_tests::place::{self, HERE, Place, beside, runs_here};
 use transom_tests::program::{PATIENCE, Running, resident_kib, transom};
 use transom_tests::say;
 
-use super::suspend::{CONTINUES, Picture, checked, is_suspended, page, reacts, starts};
+use super::suspend::{CONTINUES, PATIENT, Picture, checked, is_suspended, page, reacts, starts};
 use super::{probe, stops};
 
 const IDLE: (&str, &str) = ("IDLE", "10s");
@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// A pod whose machine sleeps, and its page before.
 fn asleep(place: &Place, words: &[(&str, &str)]) -> Result<(Running, Picture)> {
-    let (mut pod, page) = checked(place, &[&[IDLE], words].concat())?;
+    let (mut pod, page) = checked(place, &[&[IDLE, PATIENT], words].concat())?;
     pod.says(ASLEEP, 1)?;
     Ok((pod, page))
 }

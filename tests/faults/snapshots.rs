@@ -2,7 +2,7 @@
 //! while the machine stands still, and put back, whatever is killed meanwhile.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,8 @@ use host::testutil::noise::Noise;
 use serde_json::Value;
 use transom_tests::place::{Place, beside, runs_here, until};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, said, transom};
-use vmm::control;
+use vmm::control::snapshot::save;
+use vmm::control::{self, Then};
 
 use super::suspend::{CONTINUES, page, reacts, types};
 use super::{PROBE, probe, stops};
@@ -285,6 +286,49 @@ fn continues_from_memory(volume: &Volume, name: &str, key: &str) -> Result<()> {
     ensure!(text.contains("--drop-suspended"), "{text}");
     said(&mut volume.off(&["restore", name, "--drop-suspended"]))?;
     Ok(fs::remove_dir_all(volume.path().join("windows.suspended"))?)
+}
+
+/// Memory that did not change costs no blocks on a file system that can share them.
+#[test]
+fn a_second_snapshot_of_memory_shares_the_blocks_of_the_first() -> Result<()> {
+    if !runs_here("second snapshots of memory") {
+        return Ok(());
+    }
+    for kind in ["xfs", "btrfs"] {
+        let Some(volume) = Volume::new(kind)? else { continue };
+        let [control, first, second] = ["vmm.sock", "1", "2"].map(|it| volume.path().join(it));
+        let start = |words: &[&str]| {
+            let control = control.display().to_string();
+            Running::vmm(&[&["run", "--control", &control], words].concat())
+        };
+        let restore = |dir: &Path, how| start(&["--restore", &format!("{}{how}", dir.display())]);
+        let cmdline = "checks=none fill=128 then=halt";
+        let mut machine = start(&["--memory", "256M", "--cmdline", cmdline])?;
+        machine.says("\"probe\"", 1)?;
+        save(&mut connect(&control)?, &first, Then::Quit, None)?;
+        ensure!(machine.wait(PATIENCE)? == 0, "{kind}: {}", machine.stderr.text());
+        let mut machine = restore(&first, "")?;
+        let mut client = connect(&control)?;
+        client.await_check(None)?;
+        let before = free_space(&volume)?;
+        save(&mut client, &second, Then::Quit, None)?;
+        ensure!(machine.wait(PATIENCE)? == 0, "{kind}: {}", machine.stderr.text());
+        let taken = before.saturating_sub(free_space(&volume)?) / MIB;
+        ensure!(before > 128 * MIB, "{kind}: {before} bytes are free");
+        let size = fs::metadata(second.join("memory"))?.blocks() * 512 / MIB;
+        ensure!(size >= 128 && taken < 32, "{kind}: {taken} MiB for {size}");
+        let mut machine = restore(&second, ",check=first")?;
+        let ended = connect(&control)?.ask(&control::Command::Quit);
+        let status = machine.wait(PATIENCE)?;
+        ensure!(ended.is_ok() && status == 0, "{kind}: {}", machine.stderr.text());
+    }
+    Ok(())
+}
+
+fn free_space(volume: &Volume) -> Result<u64> {
+    let found = rustix::fs::statvfs(volume.path())?;
+    // Not `f_bavail`: Btrfs changes it by more when it makes room for its own data.
+    Ok(found.f_bfree * found.f_frsize)
 }
 
 #[test]

@@ -24,7 +24,9 @@ const KILLS: [usize; 2] = [10, 200];
 /// it, and a restoration less.
 const LONGEST: u64 = 300_000;
 
-const SUSPEND: [(&str, &str); 2] = [("SHUTDOWN", "suspend"), ("NETWORK", "user")];
+const SUSPEND: [(&str, &str); 3] = [("SHUTDOWN", "suspend"), ("NETWORK", "user"), PATIENT];
+/// On a busy host, the volume may seem to be too slow for less.
+pub(super) const PATIENT: (&str, &str) = ("TIMEOUT", "600");
 pub(super) const CONTINUES: &str = "the probe continues where it was suspended";
 const SUSPENDED: &str = "the probe is suspended: the next start continues it";
 
@@ -94,7 +96,7 @@ fn a_suspended_pod_continues_where_it_was() -> Result<()> {
     }
     for network in ["nat", "user", "none"] {
         let place = Place::new("suspended")?;
-        let words = [("SHUTDOWN", "suspend"), ("NETWORK", network)];
+        let words = [("SHUTDOWN", "suspend"), ("NETWORK", network), PATIENT];
         let (mut pod, _) = checked(&place, &words)?;
         for text in ["one", "two", "six"] {
             types(&place, text)?;

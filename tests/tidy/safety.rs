@@ -13,6 +13,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("devices/host/src/net/arrivals.rs", "the ioctls of a tap's filter"),
     ("devices/host/src/net/packet.rs", "the interface that a socket of packets hears"),
     ("devices/host/src/net/tap.rs", "the ioctls of a tap device"),
+    ("devices/host/src/share_blocks.rs", "the ioctl by which files share blocks"),
     ("devices/host/src/testutil/tap.rs", "a thread's move into a network namespace"),
     ("devices/host/src/usb/usbfs.rs", "the ioctls of an open USB device, and its transfers"),
     ("vmm/src/heap.rs", "a setting of the allocator"),

@@ -39,6 +39,7 @@ pub mod memory;
 pub mod net;
 pub mod pci;
 pub mod ram;
+pub mod share_blocks;
 pub mod size;
 pub mod smram;
 pub mod sound;

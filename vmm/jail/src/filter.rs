@@ -177,7 +177,7 @@ const KVM: &[u64] = &[
     0xaee2, // GET_DEVICE_ATTR
 ];
 
-/// Ioctls of terminals, and of all file descriptors.
+/// Ioctls of terminals, of files, and of all file descriptors.
 pub(crate) const FILES: &[u64] = &[
     0x5401, // TCGETS
     0x5402, // TCSETS
@@ -186,6 +186,7 @@ pub(crate) const FILES: &[u64] = &[
     0x5413, // TIOCGWINSZ
     0x5421, // FIONBIO
     0x5451, // FIOCLEX
+    0x940d, // FICLONERANGE
 ];
 
 /// Ioctls of block devices.

@@ -24,6 +24,8 @@ const HEAD_START: Duration = Duration::from_millis(100);
 /// The priority of the check, as of `nice`: the guest comes first, and the check still gets a
 /// quarter of a busy processor.
 const NICE: i32 = 5;
+/// The check begins this late, so that it does not delay the guest's first answer.
+const AFTER: Duration = Duration::from_millis(20);
 
 impl MainLoop {
     /// Whether the machine cannot be saved yet, because of the check.
@@ -77,6 +79,9 @@ impl MainLoop {
         let gate = unchecked.gate.clone();
         let check = move || {
             setpriority_process(None, NICE).ok();
+            if !gate.is_paused() && !gate.is_urgent() {
+                sleep(AFTER);
+            }
             let checked = origin.check(parts, || {
                 ensure!(gate.is_closed(), "the machine has ended");
                 Ok(())

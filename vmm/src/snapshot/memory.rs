@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use host::ram::MmapRegion;
+use host::share_blocks::share_blocks;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -177,12 +178,26 @@ pub struct Writer<'a> {
     unsynced: usize,
     /// For data that are encrypted.
     buffer: Vec<u8>,
+    /// Whether the file may be able to share blocks with the one before.
+    shares: bool,
 }
 
 impl<'a> Writer<'a> {
     /// With a cipher, everything is encrypted.
     pub fn new(file: &'a File, cipher: Option<&'a Cipher>, limit: Limit) -> Self {
-        Self { file, cipher, limit, unsynced: 0, buffer: Vec::new() }
+        let shares = cipher.is_none();
+        Self { file, cipher, limit, unsynced: 0, buffer: Vec::new(), shares }
+    }
+
+    /// Lets the file have the contents of a range of another one at this offset, without writing
+    /// them. Returns whether its file system can do that.
+    fn share(&mut self, other: &File, range: Range<u64>, offset: u64) -> anyhow::Result<bool> {
+        if self.shares {
+            // Whatever the reason of an error, the contents can be read and written.
+            self.shares = share_blocks(other, range, self.file, offset).is_ok();
+            self.limit.check()?;
+        }
+        Ok(self.shares)
     }
 
     fn write(&mut self, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
@@ -228,6 +243,17 @@ pub fn write(
         if unchanged && zeros {
             checksums.push(None);
             continue;
+        }
+        if unchanged
+            && let Before::Saved(old, from, part) = before
+            && let Some(checksum @ Checksum::Crc32(_)) = &part.checksums[start / CHUNK]
+        {
+            let (from, bytes) = (from + start as u64, buffer.len() as u64);
+            if file.share(old, from..from + bytes, offset + start as u64)? {
+                // The old checksum finds damage of the old file, too.
+                checksums.push(Some(checksum.clone()));
+                continue;
+            }
         }
         match before {
             Before::Saved(old, at, _) if unchanged => {
@@ -433,6 +459,33 @@ mod test {
         file.set_len(part.bytes).unwrap();
         check_length(&file, std::slice::from_ref(&part), true).unwrap();
         check_length(&file, &[part], false).unwrap_err();
+    }
+
+    #[test]
+    fn memory_that_did_not_change_is_that_of_the_snapshot_before() {
+        let (region, [old, new]) = (mapping(), [(); 2].map(|()| tempfile::tempfile().unwrap()));
+        let pages = Pages::open();
+        let mut writer = Writer::new(&old, None, Limit::new(None));
+        let part = write(&mut writer, PAGE as u64, &region, &pages, Before::Zeros).unwrap();
+        let before = Before::Saved(&old, PAGE as u64, &part);
+        // Nobody has touched its pages, but for one.
+        let again = MmapRegion::new(region.size()).unwrap();
+        let changed = [9; PAGE];
+        again.as_volatile_slice().subslice(0, PAGE).unwrap().copy_from(&changed);
+        let mut writer = Writer::new(&new, None, Limit::new(None));
+        let written = write(&mut writer, 0, &again, &pages, before).unwrap();
+        assert_eq!(written.checksums[1..], part.checksums[1..]);
+        let found = MmapRegion::new(region.size()).unwrap();
+        read((&new, None), 0, &written, &found).unwrap();
+        let mut wanted = contents(&region);
+        wanted[..CHUNK].fill(0);
+        wanted[..PAGE].copy_from_slice(&changed);
+        assert!(contents(&found) == wanted);
+        // A file that has become shorter is refused while the machine still runs.
+        old.set_len((3 * CHUNK) as u64).unwrap();
+        let mut writer = Writer::new(&new, None, Limit::new(None));
+        let error = write(&mut writer, 0, &again, &pages, before).unwrap_err();
+        assert_eq!(error.to_string(), "the snapshot before");
     }
 
     #[test]
