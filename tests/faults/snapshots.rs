@@ -14,6 +14,7 @@ use host::testutil::noise::Noise;
 use serde_json::Value;
 use transom_tests::place::{Place, beside, runs_here, until};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, said, transom};
+use transom_tests::say;
 use vmm::control::snapshot::save;
 use vmm::control::{self, Then};
 
@@ -316,6 +317,7 @@ fn a_second_snapshot_of_memory_shares_the_blocks_of_the_first() -> Result<()> {
         let taken = before.saturating_sub(free_space(&volume)?) / MIB;
         ensure!(before > 128 * MIB, "{kind}: {before} bytes are free");
         let size = fs::metadata(second.join("memory"))?.blocks() * 512 / MIB;
+        say!("{kind}: a second snapshot of {size} MiB takes {taken} MiB");
         ensure!(size >= 128 && taken < 32, "{kind}: {taken} MiB for {size}");
         let mut machine = restore(&second, ",check=first")?;
         let ended = connect(&control)?.ask(&control::Command::Quit);
