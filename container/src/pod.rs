@@ -69,7 +69,7 @@ use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
 use crate::settings::environment::{self, Environment};
 use crate::settings::host;
-use crate::settings::value::{self, KeyFile};
+use crate::settings::value;
 use crate::setup_disk::SetupDisk;
 use crate::snapshots::{self, Shelf, restore};
 use crate::source::Source;
@@ -445,10 +445,10 @@ impl Pod {
             ..Parts::default()
         };
         parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
-        let key = settings.pod.snapshot_key.as_ref();
-        let clones = self.plan.cloned().map(|memory| clone(memory, key));
+        let clones = self.plan.cloned().map(clone);
         parts.restore = self.suspended().and_then(SuspendFolder::restore).or(clones);
-        if parts.restore.is_some() {
+        if let Some(restore) = &mut parts.restore {
+            restore.key = settings.pod.snapshot_key.as_ref().map(|key| key.0.clone());
             parts.control = self.runtime_folder.waking();
         }
         if let Some(volume) = &self.volume {
@@ -554,10 +554,9 @@ impl Pod {
 }
 
 /// A clone of the machine in this folder. Its disks are over those of that machine.
-fn clone(memory: &Path, key: Option<&KeyFile>) -> Restore {
+fn clone(memory: &Path) -> Restore {
     let (dir, options, clone) = (memory.to_owned(), config::Options::Given, Cloning::On);
-    let (check, key) = (Checks::First, key.map(|key| key.0.clone()));
-    Restore { dir, options, clone, check, key, paused: true, ..Restore::default() }
+    Restore { dir, options, clone, check: Checks::First, paused: true, ..Restore::default() }
 }
 
 /// The line that tools wait for, in the reference image's words.

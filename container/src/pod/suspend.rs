@@ -161,9 +161,7 @@ impl SuspendFolder {
     /// machine that wrote it. It is removed when its guest runs, so all of it is checked before.
     pub fn restore(&self) -> Option<Restore> {
         let (dir, options, check) = (self.path.clone(), Options::Given, Checks::First);
-        let key = self.secret.as_ref().map(|secret| secret.path().to_owned());
-        let restore = Restore { dir, options, check, paused: true, key, ..Restore::default() };
-        self.continues.then_some(restore)
+        self.continues.then(|| Restore { dir, options, check, paused: true, ..Restore::default() })
     }
 
     /// The error about a machine that does not continue.

@@ -177,7 +177,7 @@ const KVM: &[u64] = &[
     0xaee2, // GET_DEVICE_ATTR
 ];
 
-/// Ioctls of terminals, of files, and of all file descriptors.
+/// Ioctls of terminals, and of all file descriptors.
 pub(crate) const FILES: &[u64] = &[
     0x5401, // TCGETS
     0x5402, // TCSETS
@@ -186,8 +186,10 @@ pub(crate) const FILES: &[u64] = &[
     0x5413, // TIOCGWINSZ
     0x5421, // FIONBIO
     0x5451, // FIOCLEX
-    0x940d, // FICLONERANGE
 ];
+
+/// The ioctl by which the file of a snapshot shares blocks with the one before.
+const CLONE_RANGE: u64 = 0x940d;
 
 /// Ioctls of block devices.
 const BLOCK: &[u64] = &[
@@ -305,7 +307,7 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     let this_thread = [word(0, SeccompCmpOp::Eq, 0)?, word(1, SeccompCmpOp::Eq, 0)?];
     calls.insert(libc::SYS_setpriority, vec![SeccompRule::new(this_thread.to_vec())?]);
     let network = if needs.network { NETWORK } else { &[] };
-    let ioctls = [KVM, FILES, BLOCK, USB, network].concat();
+    let ioctls = [KVM, FILES, &[CLONE_RANGE], BLOCK, USB, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
     calls.insert(libc::SYS_ioctl, ioctls.collect::<anyhow::Result<_>>()?);
     // Both ends belong to this process: the async runtime wakes itself with a pair. A datagram

@@ -55,11 +55,6 @@ impl Secret {
         Ok(Self { path: path.to_owned(), bytes })
     }
 
-    /// The key file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     fn read(file: &File) -> anyhow::Result<Zeroizing<Vec<u8>>> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(LONGEST + 1));
         file.take(LONGEST as u64 + 1).read_to_end(&mut bytes)?;

@@ -244,26 +244,23 @@ pub fn write(
             checksums.push(None);
             continue;
         }
-        if unchanged
-            && let Before::Saved(old, from, part) = before
-            && let Some(checksum @ Checksum::Crc32(_)) = &part.checksums[start / CHUNK]
-        {
-            let (from, bytes) = (from + start as u64, buffer.len() as u64);
-            if file.share(old, from..from + bytes, offset + start as u64)? {
-                // The old checksum finds damage of the old file, too.
-                checksums.push(Some(checksum.clone()));
-                continue;
-            }
-        }
+        let at = offset + start as u64;
         match before {
-            Before::Saved(old, at, _) if unchanged => {
-                old.read_exact_at(buffer, at + start as u64).context("the snapshot before")?;
+            Before::Saved(old, from, part) if unchanged => {
+                let from = from + start as u64;
+                if let Some(checksum @ Checksum::Crc32(_)) = &part.checksums[start / CHUNK]
+                    && file.share(old, from..from + buffer.len() as u64, at)?
+                {
+                    // The old checksum finds damage of the old file, too.
+                    checksums.push(Some(checksum.clone()));
+                    continue;
+                }
+                old.read_exact_at(buffer, from).context("the snapshot before")?;
             }
             Before::Zeros | Before::Saved(..) => {
                 region.as_volatile_slice().subslice(start, buffer.len())?.copy_to(buffer);
             }
         }
-        let at = offset + start as u64;
         checksums.push(match file.cipher {
             Some(cipher) => Piece::write(file, at, buffer, cipher)?.map(Checksum::Encrypted),
             None => {
