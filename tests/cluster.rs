@@ -39,7 +39,8 @@ const BUDGET: Duration = Duration::from_secs(180);
 
 fn main() -> ExitCode {
     let tests = vec![
-        Test::new("a_restricted_pod_serves", restricted),
+        // The pods over a base are restricted, too, and the suite `user_mode` tests their network.
+        Test::new("a_restricted_pod_serves", restricted).thorough(),
         // The suite `kube` starts privileged pods, and `rehearsal` has guests that restart and end.
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side).thorough(),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),

@@ -43,7 +43,8 @@ fn main() -> ExitCode {
     };
     let tests = vec![
         Test::new("linux_draws_with_its_own_driver", linux_draws),
-        shell("13", "1728x1117"),
+        // The suites `desktop` and `loader` show firmware on the display.
+        shell("13", "1728x1117").thorough(),
         shell("13", "1366x768,adapter=virtio"),
         shell("12", "1366x768,adapter=virtio").thorough(),
         shell("12", "1920x1080").thorough(),

@@ -33,7 +33,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// The exit status of a machine that has moved.
 const MOVED: i32 = 79;
 /// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
-const SNAPSHOTS: [u32; 2] = [6, 200];
+const SNAPSHOTS: [u32; 2] = [4, 200];
 /// Clones that run at the same time, and with `TRANSOM_TESTS=all`; and the time that they may take.
 const CLONES: [usize; 2] = [10, 50];
 const TOGETHER: Duration = Duration::from_secs(60);

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let tests = vec![
         test("grub_starts_linux_7_2", || menu::starts_linux(Machine::Transom).map(drop)),
         test("grub_and_linux_7_2_find_what_they_find_on_qemu", menu::differences).thorough(),
-        test("memtest86_passes", || menu::tests_memory(Machine::Transom).map(drop)),
+        test("memtest86_passes", || menu::tests_memory(Machine::Transom).map(drop)).thorough(),
         test("memtest86_finds_the_memory_that_it_finds_on_qemu", menu::same_memory).thorough(),
         test("xen_starts_two_domains", || menu::starts_xen(Machine::Transom)).thorough(),
         test("xen_starts_two_domains_on_qemu", || menu::starts_xen(Machine::Qemu)).thorough(),

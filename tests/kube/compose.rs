@@ -27,9 +27,6 @@ pub(crate) const FILES: [&str; 9] = [
     "winpodx",
     "winpodx-max",
 ];
-/// The one that runs by default: its tool reads the log. The suite `image` starts the entry point
-/// of the reference image, and `reference` plans all files, with their warnings.
-pub(crate) const ALWAYS: &str = "linoffice";
 /// Firmware's words. Those about an installed Windows come later; `manifests.rs` looks for them.
 const FIRMWARE: &str = "BdsDxe: ";
 /// LinOffice takes these words in the log for a broken container.
