@@ -37,8 +37,7 @@ static void check_interrupts(void)
     int good = it->messages ? fired && !it->unclaimed_messages : it->intx_fired != 0;
     good &= !it->misrouted;
     u32 sticky = interrupts_sticky();
-    check(good && sticky < STICKY_CALLS && it->intx_unclaimed <= 10 + it->intx_ended_early,
-          "interrupts",
+    check(good && sticky < STICKY_CALLS && !line_stays_high(it), "interrupts",
           "messages=%u unclaimed=%u misrouted=%u intx=%u unclaimed=%u sticky=%u ended_early=%u "
           "deferred=%u again=%u",
           fired, it->unclaimed_messages, it->misrouted, it->intx_fired, it->intx_unclaimed, sticky,

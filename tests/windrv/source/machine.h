@@ -141,6 +141,13 @@ typedef struct {
     u32 intx_fired, intx_unclaimed;
     u32 intx_ended_early; /* the interrupt controller ended it before the driver's handler */
 } Interrupts;
+/* Whether the line was high although the handler had found nothing. Resets may withdraw INTx. If
+ * the interrupt controller ends an interrupt before the handler, it arrives twice at most. */
+static __inline int line_stays_high(const Interrupts *it)
+{
+    u32 claimed = it->intx_fired - it->intx_unclaimed, early = it->intx_ended_early;
+    return it->intx_unclaimed > 10 + (early < claimed ? early : claimed);
+}
 /* Finds the MSI-X table of a function with these BARs. */
 void messages_find(Interrupts *, PciAddress, const PciBar bars[], u32 count);
 /* Enables up to `wanted` messages. With 0, INTx is on unless the device is polled. */

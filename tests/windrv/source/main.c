@@ -149,10 +149,8 @@ static void check_interrupts(void)
         expected = 1;
     else if (adapter.mode.messages)
         expected = fired >= (spread && adapter.performance.flags ? 2u : 1u);
-    /* A reset withdraws INTx, so that a handler may find nothing. If the interrupt controller ends
-     * interrupts before the processor does, each arrives twice, which is not the disk's fault. */
     u32 sticky = sticky_interrupts();
-    check(expected && !sticky && it->intx_unclaimed < 10 + it->intx_ended_early, "interrupts",
+    check(expected && !sticky && !line_stays_high(it), "interrupts",
           "messages=%u channels=%u range=%u-%u intx=%u unclaimed=%u sticky=%u ended_early=%u",
           fired, adapter.performance.channels, adapter.performance.first_message,
           adapter.performance.last_message, it->intx_fired, it->intx_unclaimed, sticky,
