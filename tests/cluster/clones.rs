@@ -113,7 +113,8 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
         let differ = identity.lines().zip(other.lines()).all(|(one, other)| one != other);
         ensure!(differ && identity.lines().count() == 2, "{identity}, and {other}");
     }
-    idle::serves_first_connections(&town, &mut keeps, "ADA").with_context(|| keeps.log())?;
+    let idle = idle::serves_first_connections(&town, &mut keeps, "ADA", idle::USED);
+    idle.with_context(|| keeps.log())?;
     stops(&mut keeps)?;
     // Its base has another path here.
     let disk = keeps.volume.join("data.qcow2");

@@ -36,7 +36,7 @@ pub(crate) struct Profile {
     /// Has /dev/net/tun.
     pub(crate) tun: bool,
     pub(crate) disk: DiskOf,
-    /// Variables in addition to `WORDS`.
+    /// Variables in addition to `WORDS`, or instead of them.
     pub(crate) words: &'static [&'static str],
 }
 
@@ -346,7 +346,10 @@ fn container(
     let privileged = profile.privileged;
     let capabilities = profile.capabilities.split_whitespace().map(|name| format!("CAP_{name}"));
     let capabilities: Vec<_> = capabilities.collect();
-    let words: Vec<_> = WORDS.iter().chain(profile.words).collect();
+    let name = |word: &str| word.split('=').next().map(str::to_owned);
+    let own: Vec<_> = profile.words.iter().map(|word| name(word)).collect();
+    let words = WORDS.iter().filter(|word| !own.contains(&name(word))).chain(profile.words);
+    let words: Vec<_> = words.collect();
     let mut devices = vec![device("/dev/kvm")?];
     if profile.tun {
         devices.push(device("/dev/net/tun")?);
