@@ -22,6 +22,7 @@ mod migration;
 mod msix;
 mod pod;
 pub mod runner;
+mod state;
 mod swtpm;
 mod targets;
 mod words;

@@ -12,8 +12,8 @@ use tempfile::TempDir;
 
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
 use crate::{
-    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, migration, msix, pod, swtpm,
-    words,
+    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, migration, msix, pod, state,
+    swtpm, words,
 };
 
 macro_rules! hostile {
@@ -89,6 +89,7 @@ pub const TARGETS: &[Target] = &[
     // All devices on one board, and the MSI-X table.
     target("bus", 4096, Bytes, bus),
     target("msix", 4096, Bytes, msix::run),
+    target("state", 4096, Bytes, |it| state::run(folder(), it)),
     // Chips, each alone under a hostile guest, and the TPM between a guest and a lying swtpm.
     target("flash", 4096, Bytes, |it| chips::run(&chips::FLASH, folder(), it)),
     target("hpet", 4096, Bytes, |it| chips::run(&chips::HPET, folder(), it)),
