@@ -26,7 +26,7 @@ use transom_tests::uefi;
 use self::report::Report;
 
 /// Three starts of the firmware, in a lab on a busy machine.
-const ALL: Duration = Duration::from_secs(600);
+const ALL: Duration = Duration::from_secs(1800);
 const SOON: Duration = Duration::from_secs(60);
 const MACHINES: [Machine; 2] = [Machine::Qemu, Machine::Transom];
 /// Debian's release whose firmware is always compared, and one that is with `TRANSOM_TESTS=all`.
