@@ -92,6 +92,7 @@ const TAP: Profile = Profile {
         "DISK_TYPE=blk",
         "BOOT_MODE=windows_secure",
         suspend::WORD,
+        suspend::MODEL,
     ],
 };
 /// Like RESTRICTED, with an installation CD.

@@ -2,6 +2,8 @@
 //! and UEFI firmware, with system-management mode too.
 #![forbid(unsafe_code)]
 
+#[path = "snapshot/level.rs"]
+mod level;
 #[path = "snapshot/network.rs"]
 mod network;
 
@@ -82,6 +84,10 @@ fn main() -> ExitCode {
         firmware("firmware_with_smm_goes_on_from_snapshots", true),
         linux("linux_13_goes_on_from_snapshots_under_load", "_GENERIC_13"),
         Test::new("linux_13_goes_on_many_times", linux_goes_on_many_times),
+        Test::new(
+            "a_machine_of_a_level_goes_on_where_the_processor_has_as_much",
+            level::goes_on_where_the_processor_has_as_much,
+        ),
         connection("linux_13_keeps_a_connection_over_moves_to_other_hosts", "virtio-net"),
         // A unit test of the card finds its announcement.
         connection("linux_13_keeps_a_connection_of_intels_card", "e1000e").thorough(),

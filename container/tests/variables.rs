@@ -67,7 +67,7 @@ const CASES: &[Case] = cases! {
     "SHARES" "/a,/b" => "/shared2";
     "CPU_CORES" "max" => "max" not "1.5";
     "SMP" "4,threads=2" => "4,sockets=1,cores=2,threads=2" not "4,cores=3";
-    "CPU_MODEL" "qemu64" => "host" not "";
+    "CPU_MODEL" "x86-64-v2-AES" => "x86-64-v2" not "";
     "CPU_FLAGS" "+avx2" => "+avx2" not "a\u{7}";
     "VM" "N" => "N" not "maybe";
     "KVM" "N" => "N" not "maybe";

@@ -275,8 +275,8 @@ fn seals(town: &Town) -> anyhow::Result<String> {
     Ok(identity)
 }
 
-/// No variable of a pod.
-const NOTHING: &str = "";
+/// No variables of a pod.
+const NOTHING: &[&str] = &[];
 
 /// Writes a text to the guest's disk.
 fn write(town: &Town, pod: &Pod, text: &str) -> anyhow::Result<()> {

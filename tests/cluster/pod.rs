@@ -126,13 +126,13 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Starts it again after its end, in a new container, without this variable. Its log begins
+    /// Starts it again after its end, in a new container, without these variables. Its log begins
     /// anew.
-    pub(crate) fn again(&mut self, without: &str) -> anyhow::Result<()> {
+    pub(crate) fn again(&mut self, without: &[&str]) -> anyhow::Result<()> {
         let file = self.folder.join("config.json");
         let mut container: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
         let words = container["process"]["env"].as_array_mut().context("no variables")?;
-        words.retain(|word| *word != without);
+        words.retain(|word| word.as_str().is_none_or(|word| !without.contains(&word)));
         fs::write(&file, container.to_string())?;
         self.start = Instant::now();
         self.child = run(self.name, &self.folder)?;

@@ -15,6 +15,8 @@ use super::town::{SOON, Town};
 use super::{BUDGET, has_desktop};
 
 pub(crate) const WORD: &str = "SHUTDOWN=suspend";
+/// A pod that has this one, too, continues with all features of the processor.
+pub(crate) const MODEL: &str = "CPU_MODEL=x86-64-v2-AES";
 
 /// The identity of the guest's boot, and a file in its memory.
 const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
@@ -22,8 +24,8 @@ const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
 const ASLEEP: u64 = 4;
 const WRONG: u64 = 2;
 
-/// Suspends a pod with `WORD`, and continues it without. A connection of its guest outlives that if
-/// `outlives` is set.
+/// Suspends a pod with `WORD`, and continues it without that and `MODEL`. A connection of its guest
+/// outlives that if `outlives` is set.
 pub(crate) fn continues(
     town: &Town,
     pod: &mut Pod,
@@ -45,7 +47,7 @@ pub(crate) fn continues(
     say!("{}: suspended in {:.1} s", pod.name, start.elapsed().as_secs_f64());
     ensure!(pod.volume.join("windows.suspended/machine.json").exists(), "{log}");
     sleep(Duration::from_secs(ASLEEP));
-    pod.again(WORD)?;
+    pod.again(&[WORD, MODEL])?;
     pod.says("Windows continues where it was suspended", 1, BOOT)?;
     say!("{}: continued {:.1} s after the start of runc", pod.name, pod.age());
     if outlives {

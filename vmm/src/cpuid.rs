@@ -1,6 +1,7 @@
 //! CPUID: the host's features, the machine's topology, and the leaves of KVM or Hyper-V.
 
 mod features;
+mod level;
 
 use std::arch::x86_64::{__cpuid, CpuidResult};
 
@@ -103,6 +104,9 @@ impl Model {
         let mut leaves = cpuid.as_slice().to_vec();
         with_host(&mut leaves, host_leaf);
         features::hide_shadow_stacks(&mut leaves);
+        if let Some(level) = features.level {
+            level::apply(&mut leaves, level)?;
+        }
         if !features.nested {
             features::hide_nested(&mut leaves);
         } else if !is_nested(&leaves) {

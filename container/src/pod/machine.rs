@@ -21,8 +21,8 @@ use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
 use vmm::config::{
-    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Memory, Parent, Present,
-    Restore, UnknownMsr,
+    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Level, Memory, Parent,
+    Present, Restore, UnknownMsr,
 };
 
 use super::volume::ephemeral::Unnamed;
@@ -30,7 +30,7 @@ use crate::agent;
 use crate::disks::{Disk, image_format};
 use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
-use crate::settings::translate::{Adapter, Bus, Cache, Display, Screen};
+use crate::settings::translate::{Adapter, Bus, Cache, Display, Model, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::{Discard, Format, Processor, Settings};
 use crate::setup_disk::SetupDisk;
@@ -268,8 +268,18 @@ fn features(processor: &Processor) -> Features {
     let hidden: Vec<_> = hidden.into_iter().collect();
     Features {
         nested: flags.nested.unwrap_or(processor.nested),
+        level: processor.model.as_ref().and_then(|it| level(it.value)),
         without: (!hidden.is_empty()).then_some(Hidden(hidden)),
         hv_vendor: flags.vendor,
+    }
+}
+
+fn level(model: Model) -> Option<Level> {
+    match model {
+        Model::Host => None,
+        Model::V2 => Some(Level::V2),
+        Model::V3 => Some(Level::V3),
+        Model::V4 => Some(Level::V4),
     }
 }
 

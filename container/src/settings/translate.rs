@@ -210,6 +210,12 @@ choices! {
     /// The host's own.
     #[default]
     Host "host";
+    /// The features of every processor since 2010 or so.
+    V2 "x86-64-v2";
+    /// Those of every processor with AVX2.
+    V3 "x86-64-v3";
+    /// Those of every processor with AVX-512.
+    V4 "x86-64-v4";
 }
 
 choices! {

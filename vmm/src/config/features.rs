@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct Features {
     /// Nested virtualization (Intel VMX, AMD SVM): the guest can run virtual machines.
     pub nested: bool,
+    /// The guest sees only what every processor of this level has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub level: Option<Level>,
     /// Features that are hidden from the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Hidden>,
@@ -22,6 +25,27 @@ pub struct Features {
 impl Features {
     pub fn hides(&self, feature: Hide) -> bool {
         self.without.as_ref().is_some_and(|hidden| hidden.0.contains(&feature))
+    }
+}
+
+/// A level of x86-64's features, as the System V ABI has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    #[serde(rename = "x86-64-v2")]
+    V2,
+    #[serde(rename = "x86-64-v3")]
+    V3,
+    #[serde(rename = "x86-64-v4")]
+    V4,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V2 => "x86-64-v2",
+            Self::V3 => "x86-64-v3",
+            Self::V4 => "x86-64-v4",
+        }
     }
 }
 

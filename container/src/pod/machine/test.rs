@@ -295,6 +295,8 @@ fn processor_features_are_hidden_and_shown() {
     assert_eq!(said(&[("VM", "N")])["without"], "hypervisor");
     assert_eq!(said(&[("CPU_FLAGS", "+svm")])["nested"], true);
     assert_eq!(said(&[("CPU_FLAGS", "-vmx"), ("VMX", "Y")]), serde_json::Value::Null);
+    assert_eq!(said(&[("CPU_MODEL", "x86-64-v2-AES")])["level"], "x86-64-v2");
+    assert_eq!(said(&[("CPU_MODEL", "x86-64-v4")])["level"], "x86-64-v4");
 }
 
 #[test]

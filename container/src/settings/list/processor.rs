@@ -7,7 +7,9 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     full "CPU_CORES" = "2" (processor.cores): Processors;
     /// Sockets, cores and threads, as in QEMU. Takes precedence over CPU_CORES.
     translated "SMP" = "" (processor.topology): Processors;
-    /// The processor model, which is always that of the host.
+    /// The processor model: `host`, or the features that every processor of the host's vendor and
+    /// of the level `x86-64-v2`, `x86-64-v3` or `x86-64-v4` has. Suspended machines of a level
+    /// continue on nodes with other processors. Other models of QEMU are taken as `host`.
     translated "CPU_MODEL" = "" (processor.model);
     /// Features to hide or show, as in QEMU: `kvm=off`, `-hypervisor`, `-hv-ipi` and others of
     /// Hyper-V, `hv_vendor_id=TEXT`, `+vmx`. Others are those of the host.

@@ -141,6 +141,9 @@ pub const TABLE: &[Row] = rows! {
         => Nearest("tablet", "it needs no driver, and follows the viewer's pointer exactly");
 
     Model "host" "max" => Exact("host");
+    Model "x86-64-v2" "x86-64-v2-aes" => Exact("x86-64-v2");
+    Model "x86-64-v3" => Exact("x86-64-v3");
+    Model "x86-64-v4" => Exact("x86-64-v4");
     Model "*" => Nearest("host", "KVM provides the processor of the host");
 
     Serial "mon:stdio" "stdio" "y" => Exact("stdio");
