@@ -106,8 +106,7 @@ macro_rules! rare_modes {
         #[test]
         fn $mode() -> anyhow::Result<()> {
             let (driver, mode) = (crate::$driver, stringify!($mode));
-            let name = format!("{}::{}::{mode}", driver.name, stringify!($kind));
-            crate::kmdf::thorough(&name, || crate::run(driver, mode, crate::Kind::$kind))
+            crate::kmdf::thorough(|| crate::run(driver, mode, crate::Kind::$kind))
         }
     )*};
 }

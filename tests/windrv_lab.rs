@@ -52,7 +52,8 @@ fn prepare() -> Result<()> {
 fn run(driver: &Driver, mode: &str) -> Result<()> {
     let image = image::place();
     if !image.exists() {
-        not_run(image::SUITE, "the guest was not built: set TRANSOM_VIRTIO_WIN");
+        let test = format!("{}_{mode}", driver.name);
+        not_run(&test, "the guest was not built: set TRANSOM_VIRTIO_WIN");
         return Ok(());
     }
     driver.run(mode, &image, &lab::vmm()?, &[("PATH".as_ref(), path()?.as_ref())])

@@ -25,18 +25,21 @@ impl Tally {
     /// this host's own KVM, on which guests run whose suite does not say another place.
     pub fn read(output: &str, suites: &str, host: Option<&str>) -> Self {
         let mut tally = Self::default();
-        let (mut whole, mut suite) = (0, "");
+        let (mut whole, mut before, mut suite, mut places) = (0, 0, "", Vec::new());
         for line in output.lines() {
             if let Some(name) = running(line) {
-                suite = name;
-                if let Some(host) = host.filter(|_| uses_kvm(suites, suite)) {
-                    tally.ran(suite, host);
-                }
+                (suite, before) = (name, whole);
+                places = host.filter(|_| uses_kvm(suites, suite)).into_iter().collect();
             } else if let Some((_, place)) = line.split_once(lab::RUNS_ON) {
-                tally.ran(suite, place.trim_end());
+                places.push(place.trim_end());
             } else if let Some((_, rest)) = line.split_once("test result: ") {
-                tally.passed += number_before(rest, " passed;");
-                tally.failed += number_before(rest, " failed;");
+                let [passed, failed] =
+                    [" passed;", " failed;"].map(|word| number_before(rest, word));
+                (tally.passed, tally.failed) = (tally.passed + passed, tally.failed + failed);
+                // A suite may have skipped all its tests.
+                if passed + failed > whole - before {
+                    places.drain(..).for_each(|place| tally.ran(suite, place));
+                }
             } else if let Some((_, what)) = line.split_once(skip::PART) {
                 tally.skips.push(what.trim_end().to_owned());
             } else if let Some((_, what)) = line.split_once(skip::WHOLE) {
@@ -201,19 +204,28 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     fn suites_are_listed_by_where_their_guests_ran() {
         const OUTPUT: &str = "\
      Running unittests src/lib.rs (/t/test-fast/deps/boot-0a)
+test result: ok. 1 passed; 0 failed; 0 ignored
      Running tests/probe.rs (/t/test-fast/deps/probe-0b)
+test result: ok. 1 passed; 0 failed; 0 ignored
      Running linux.rs (target/test-fast/deps/linux-1c)
 guests run on: the lab
+test result: FAILED. 0 passed; 1 failed; 0 ignored
      Running pod_agent.rs (target/test-fast/deps/pod_agent-1c)
 guests run on: the lab\r
+test result: ok. 1 passed; 0 failed; 0 ignored
+     Running tests/windrv.rs (/t/test-fast/deps/windrv-0b)
+guests run on: the lab
+SKIP a::b: there is no source
+test result: ok. 1 passed; 0 failed; 0 ignored
 ";
         const SUITES: &str = "probe | b | kvm | 2\npod_agent | b: c | root, kvm | 0.1\n\
                               linux | d | lab | 6\nboot | e | - | 1";
-        let summary = |host| Tally::read(OUTPUT, SUITES, host).summary();
-        let lab = "ran on the lab: linux, pod_agent\n0 passed";
-        assert!(summary(None).starts_with(lab), "{}", summary(None));
-        let here = format!("ran on KVM: pod_agent, probe\n{lab}");
-        assert!(summary(Some("KVM")).starts_with(&here), "{}", summary(Some("KVM")));
+        let output = OUTPUT.replace("SKIP ", skip::WHOLE);
+        let summary = |host| Tally::read(&output, SUITES, host).summary();
+        let lab = "\nran on the lab: linux, pod_agent\n3 passed";
+        assert!(summary(None).contains(lab), "{}", summary(None));
+        let here = format!("\nran on KVM: pod_agent, probe{lab}");
+        assert!(summary(Some("KVM")).contains(&here), "{}", summary(Some("KVM")));
     }
 
     #[test]

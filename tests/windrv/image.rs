@@ -13,13 +13,23 @@ pub(crate) const SUITE: &str = "the suite of Windows' drivers";
 const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
 const COMPILER: &str = "x86_64-w64-mingw32-g++";
 
-/// The image, built once; `None` where it cannot be built or run, which is reported once.
+/// The image, built once. `None` where it cannot be built or run, which each test reports.
 pub(crate) fn image() -> Result<Option<&'static Path>> {
-    static IMAGE: OnceLock<Result<Option<PathBuf>>> = OnceLock::new();
+    static IMAGE: OnceLock<Result<Result<PathBuf, String>>> = OnceLock::new();
     match IMAGE.get_or_init(build) {
-        Ok(image) => Ok(image.as_deref()),
+        Ok(Ok(image)) => Ok(Some(image)),
+        Ok(Err(why)) => {
+            not_run(&this_test(), why);
+            Ok(None)
+        }
         Err(error) => Err(anyhow!("{error:#}")),
     }
+}
+
+/// The name of the test that runs, as libtest writes it.
+pub(crate) fn this_test() -> String {
+    let thread = std::thread::current();
+    thread.name().filter(|name| name.contains("::")).unwrap_or(SUITE).to_owned()
 }
 
 /// The image's path; each suite has its own, because they may run at the same time.
@@ -27,10 +37,10 @@ pub(crate) fn place() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")).join("windrv.elf")
 }
 
-fn build() -> Result<Option<PathBuf>> {
+/// Returns the reason if it cannot be built here.
+fn build() -> Result<Result<PathBuf, String>> {
     if KvmSupport::of_this_host() == KvmSupport::None {
-        not_run(SUITE, "there is no usable /dev/kvm");
-        return Ok(None);
+        return Ok(Err("there is no usable /dev/kvm".into()));
     }
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let told = env::var_os(VARIABLE).map(PathBuf::from);
@@ -38,15 +48,13 @@ fn build() -> Result<Option<PathBuf>> {
     if !sources.join("viostor").is_dir() {
         let missing = format!("no sources of virtio-win at {}", sources.display());
         ensure!(told.is_none(), "{VARIABLE}: {missing}");
-        not_run(SUITE, &format!("{missing}: set {VARIABLE}"));
-        return Ok(None);
+        return Ok(Err(format!("{missing}: set {VARIABLE}")));
     }
     if Command::new(COMPILER).arg("--version").output().is_err() {
-        not_run(SUITE, "no g++-mingw-w64-x86-64-win32");
-        return Ok(None);
+        return Ok(Err("no g++-mingw-w64-x86-64-win32".into()));
     }
     let image = place();
     let folder = image.parent().context("a folder")?;
     said(Command::new(tests.join("windrv/build")).args([sources.as_path(), folder]))?;
-    Ok(Some(image))
+    Ok(Ok(image))
 }

@@ -121,12 +121,12 @@ fn vioserial_on_4_processors() -> Result<()> {
 /// The interrupt is on another processor than the driver's thread.
 #[test]
 fn balloon_on_4_processors() -> Result<()> {
-    thorough("balloon_on_4_processors", || Machine { mode: "smp_wire4", ..BALLOON }.run())
+    thorough(|| Machine { mode: "smp_wire4", ..BALLOON }.run())
 }
 
 #[test]
 fn viorng_on_2_processors_and_with_intx_on_4() -> Result<()> {
-    thorough("viorng_on_2_processors_and_with_intx_on_4", || {
+    thorough(|| {
         Machine { mode: "smp2", checks: 22, ..RANDOM }.run()?;
         Machine { mode: "smp_wire4", checks: 20, ..RANDOM }.run()
     })
@@ -134,18 +134,18 @@ fn viorng_on_2_processors_and_with_intx_on_4() -> Result<()> {
 
 #[test]
 fn vioserial_on_2_processors_and_with_intx_on_4() -> Result<()> {
-    thorough("vioserial_on_2_processors_and_with_intx_on_4", || {
+    thorough(|| {
         Machine { mode: "smp2", checks: 44, ..SERIAL }.run()?;
         Machine { mode: "smp_wire4", checks: 44, ..SERIAL }.run()
     })
 }
 
 /// Runs a test only with `TRANSOM_TESTS=all`.
-pub(crate) fn thorough(name: &str, test: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn thorough(test: impl FnOnce() -> Result<()>) -> Result<()> {
     if lab::everything() {
         return test();
     }
-    not_run(name, lab::THOROUGH);
+    not_run(&image::this_test(), lab::THOROUGH);
     Ok(())
 }
 

@@ -99,19 +99,19 @@ fn smp2_with_2_pairs() -> Result<()> {
 /// Processors without queues of their own get their packets from other processors.
 #[test]
 fn smp4_with_2_pairs() -> Result<()> {
-    kmdf::thorough("smp4_with_2_pairs", || scaled("smp4", 2, "off"))
+    kmdf::thorough(|| scaled("smp4", 2, "off"))
 }
 
 #[test]
 fn smp4_with_1_pair() -> Result<()> {
     let machine = Machine { mode: "smp4", more: SCALING, ..Machine::default() };
-    kmdf::thorough("smp4_with_1_pair", || machine.on_a_socket())
+    kmdf::thorough(|| machine.on_a_socket())
 }
 
 /// The kernel serves the queues where it can.
 #[test]
 fn smp4_with_vhost() -> Result<()> {
-    kmdf::thorough("smp4_with_vhost", || scaled("smp4", 4, "auto"))
+    kmdf::thorough(|| scaled("smp4", 4, "auto"))
 }
 
 fn scaled(mode: &'static str, pairs: u32, vhost: &str) -> Result<()> {

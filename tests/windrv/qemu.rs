@@ -14,7 +14,7 @@ use crate::image;
 #[test]
 fn every_driver_passes_on_qemu() -> Result<()> {
     if !lab::everything() {
-        not_run("every_driver_passes_on_qemu", lab::THOROUGH);
+        not_run(&image::this_test(), lab::THOROUGH);
         return Ok(());
     }
     let Some(image) = image::image()? else { return Ok(()) };

@@ -54,23 +54,21 @@ fn vioscsi_between_any_two_requests_and_in_the_middle_of_100() -> Result<()> {
 
 #[test]
 fn viostor_at_any_moment_of_all_checks() -> Result<()> {
-    kmdf::thorough("viostor_at_any_moment_of_all_checks", || {
+    kmdf::thorough(|| {
         each_mode("smp4", |mode, saves| at_any_moment(VIOSTOR, Kind::Sectors4096, mode, saves))
     })
 }
 
 #[test]
 fn vioscsi_at_any_moment_of_all_checks() -> Result<()> {
-    kmdf::thorough("vioscsi_at_any_moment_of_all_checks", || {
+    kmdf::thorough(|| {
         each_mode("smp2", |mode, saves| at_any_moment(VIOSCSI, Kind::Sectors512, mode, saves))
     })
 }
 
 #[test]
 fn viorng_at_any_moment_of_all_checks() -> Result<()> {
-    kmdf::thorough("viorng_at_any_moment_of_all_checks", || {
-        KMDF.iter().try_for_each(|mode| viorng_at_any_moment(mode, THOROUGH[1]))
-    })
+    kmdf::thorough(|| KMDF.iter().try_for_each(|mode| viorng_at_any_moment(mode, THOROUGH[1])))
 }
 
 fn viorng_at_any_moment(mode: &'static str, saves: usize) -> Result<()> {
