@@ -105,16 +105,22 @@ fn moved(
 ) -> anyhow::Result<Running> {
     let dir = folder.join("snapshot");
     fs::remove_dir_all(&dir).ok();
-    let start = Instant::now();
-    save(&mut Client::connect(running.control())?, &dir, Then::Quit, None)?;
-    let saved = start.elapsed();
-    running.ends_with(0, SOON)?;
+    let saved = saves(&mut running, &dir)?;
     let start = Instant::now();
     let restored = Guest::restored(format!("{}{how}", dir.display()));
     let restored = with(restored, tpm).start()?;
     answers(&restored, start)?;
     say!("saved in {saved:?}, restored{how} in {:?}", start.elapsed());
     Ok(restored)
+}
+
+/// Saves a machine, whose process ends then. Returns the time to save.
+fn saves(running: &mut Running, dir: &Path) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    save(&mut Client::connect(running.control())?, dir, Then::Quit, None)?;
+    let saved = start.elapsed();
+    running.ends_with(0, SOON)?;
+    Ok(saved)
 }
 
 fn with(guest: Guest, tpm: Option<&Swtpm>) -> Guest {
@@ -378,8 +384,7 @@ fn linux_goes_on_many_times() -> anyhow::Result<()> {
     let linux = linux.modules(&lab::asset("MODULES_13")?, &["virtio_pci", "virtio_blk"]);
     let Booted { mut running } = linux.boot(BOOT)?;
     let dir = folder.path().join("snapshot");
-    save(&mut Client::connect(running.control())?, &dir, Then::Quit, None)?;
-    running.ends_with(0, SOON)?;
+    saves(&mut running, &dir)?;
     let count = CLONES[usize::from(lab::everything())];
     let start = Instant::now();
     let clone = |number: usize| {

@@ -105,8 +105,9 @@ macro_rules! rare_modes {
     ($driver:ident, $kind:ident: $($mode:ident)*) => {$(
         #[test]
         fn $mode() -> anyhow::Result<()> {
-            let (driver, mode) = (crate::$driver, stringify!($mode));
-            crate::kmdf::thorough(|| crate::run(driver, mode, crate::Kind::$kind))
+            crate::kmdf::thorough(|| {
+                crate::run(crate::$driver, stringify!($mode), crate::Kind::$kind)
+            })
         }
     )*};
 }

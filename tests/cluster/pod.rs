@@ -132,7 +132,7 @@ impl Pod {
         let file = self.folder.join("config.json");
         let mut container: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
         let words = container["process"]["env"].as_array_mut().context("no variables")?;
-        words.retain(|word| word.as_str().is_none_or(|word| !without.contains(&word)));
+        words.retain(|word| without.iter().all(|it| *word != *it));
         fs::write(&file, container.to_string())?;
         self.start = Instant::now();
         self.child = run(self.name, &self.folder)?;
@@ -346,9 +346,9 @@ fn container(
     let privileged = profile.privileged;
     let capabilities = profile.capabilities.split_whitespace().map(|name| format!("CAP_{name}"));
     let capabilities: Vec<_> = capabilities.collect();
-    let name = |word: &str| word.split('=').next().map(str::to_owned);
-    let own: Vec<_> = profile.words.iter().map(|word| name(word)).collect();
-    let words = WORDS.iter().filter(|word| !own.contains(&name(word))).chain(profile.words);
+    let same = |one: &str, other: &str| one.split('=').next() == other.split('=').next();
+    let replaced = |word: &&&str| profile.words.iter().any(|own| same(own, word));
+    let words = WORDS.iter().filter(|word| !replaced(word)).chain(profile.words);
     let words: Vec<_> = words.collect();
     let mut devices = vec![device("/dev/kvm")?];
     if profile.tun {

@@ -5,18 +5,17 @@ use std::iter;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use transom_tests::program::not_run;
-use transom_tests::{guest, lab};
+use transom_tests::guest;
 
 use crate::drivers::DRIVERS;
-use crate::image;
+use crate::{image, kmdf};
 
 #[test]
 fn every_driver_passes_on_qemu() -> Result<()> {
-    if !lab::everything() {
-        not_run(&image::this_test(), lab::THOROUGH);
-        return Ok(());
-    }
+    kmdf::thorough(passes)
+}
+
+fn passes() -> Result<()> {
     let Some(image) = image::image()? else { return Ok(()) };
     let qemu = guest::qemu()?;
     let words: Vec<_> = iter::once(qemu.get_program()).chain(qemu.get_args()).collect();

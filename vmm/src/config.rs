@@ -183,12 +183,12 @@ options! {
     /// virtual machines of its own, if this host's KVM offers that. `level`: only what every
     /// processor of `x86-64-v2` (with AES), `x86-64-v3` or `x86-64-v4` has, so that the machine can
     /// continue on hosts with other processors of the same vendor; its addresses have 39 bits, and
-    /// it has no performance counters. `without` hides features,
-    /// by QEMU's names: `kvm` (all that KVM says of itself), `hypervisor` (that there is one at
-    /// all), or one of Hyper-V's: `hv-relaxed`, `hv-vapic`, `hv-time`, `hv-crash`, `hv-vpindex`,
-    /// `hv-runtime`, `hv-synic`, `hv-stimer`, `hv-stimer-direct`, `hv-frequencies`, `hv-tlbflush`,
-    /// `hv-tlbflush-ext`, `hv-ipi`, `hv-xmm-input`, `hv-avic`, `hv-spinlocks`. `hv-vendor` is the
-    /// vendor that Hyper-V's part names, by default `Microsoft Hv`.
+    /// it has no performance counters. `without` hides features, by QEMU's names: `kvm` (all that
+    /// KVM says of itself), `hypervisor` (that there is one at all), or one of Hyper-V's:
+    /// `hv-relaxed`, `hv-vapic`, `hv-time`, `hv-crash`, `hv-vpindex`, `hv-runtime`, `hv-synic`,
+    /// `hv-stimer`, `hv-stimer-direct`, `hv-frequencies`, `hv-tlbflush`, `hv-tlbflush-ext`,
+    /// `hv-ipi`, `hv-xmm-input`, `hv-avic`, `hv-spinlocks`. `hv-vendor` is the vendor that
+    /// Hyper-V's part names, by default `Microsoft Hv`.
     "features" "[nested][,level=NAME][,without=NAME[:NAME...]][,hv-vendor=TEXT]" features: Features,
     /// Access to unknown model-specific registers (MSRs): `fault`, `ignore` (reads return zero), or
     /// `auto` (default), which is `ignore` if the guest is offered Hyper-V enlightenments and

@@ -367,22 +367,27 @@ const NUMBERS: &[(u32, usize, u32, u32)] = &[
 
 const REGISTERS: [&str; 4] = ["EAX", "EBX", "ECX", "EDX"];
 
+/// The registers of a leaf, which are zero if there is none.
+fn registers(all: &[Leaf], function: u32, index: u32) -> [u32; 4] {
+    let leaf = all.iter().find(|it| it.function == function && it.index == index);
+    leaf.map_or([0; 4], |it| [it.eax, it.ebx, it.ecx, it.edx])
+}
+
+fn clear(leaf: &mut Leaf) {
+    (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
+}
+
 /// Fails if a processor that offers `ours` lacks a feature of the snapshot's.
 pub fn check(saved: &[Leaf], ours: &[Leaf]) -> anyhow::Result<()> {
-    let find = |all: &[Leaf], function, index| {
-        let mut all = all.iter();
-        let leaf = all.find(|it| it.function == function && it.index == index);
-        leaf.map_or([0; 4], |it| [it.eax, it.ebx, it.ecx, it.edx])
-    };
-    let vendor = |all| find(all, 0, 0)[1..].to_vec();
+    let vendor = |all| registers(all, 0, 0)[1..].to_vec();
     anyhow::ensure!(
         vendor(saved) == vendor(ours),
         "the snapshot is of a processor of another vendor: restore it on a host with a processor \
          like the one that it had"
     );
-    for (function, index, registers) in FEATURES {
-        let (saved, ours) = (find(saved, *function, *index), find(ours, *function, *index));
-        for at in (0..4).filter(|at| registers >> at & 1 == 1) {
+    for (function, index, compared) in FEATURES {
+        let [saved, ours] = [saved, ours].map(|all| registers(all, *function, *index));
+        for at in (0..4).filter(|at| compared >> at & 1 == 1) {
             let lacks = saved[at] & !ours[at];
             anyhow::ensure!(
                 lacks == 0,
@@ -394,7 +399,7 @@ pub fn check(saved: &[Leaf], ours: &[Leaf]) -> anyhow::Result<()> {
         }
     }
     for (function, register, bit, width) in NUMBERS {
-        let number = |all| find(all, *function, 0)[*register] >> bit & ((1 << width) - 1);
+        let number = |all| registers(all, *function, 0)[*register] >> bit & ((1 << width) - 1);
         let (saved, ours) = (number(saved), number(ours));
         anyhow::ensure!(
             saved <= ours,

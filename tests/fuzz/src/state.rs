@@ -1,13 +1,8 @@
 //! Machines that go on from a damaged or forged state: their devices refuse it, or work with it.
 
-use std::path::Path;
-
-use devices::registry::KINDS;
 use devices::testutil::Bench;
 use devices::testutil::hostile::Guest;
 use serde_json::{Value, json};
-
-use crate::every_kind;
 
 /// Numbers at which something ends.
 const EDGES: [u64; 16] = [
@@ -28,21 +23,16 @@ const EDGES: [u64; 16] = [
     u64::MAX >> 1,
     u64::MAX,
 ];
-const DIGITS: &[u8; 16] = b"0123456789abcdef";
-/// More numbers than any queue has elements, and more of other things than any device has.
+const DIGITS: &str = "0123456789abcdef";
+/// More things than any device has, and more numbers than any queue has elements.
 const MANY: [usize; 2] = [300, 70_000];
 /// The most accesses of the guest before it is saved.
 const ACCESSES: u8 = 64;
 
-pub(crate) fn run(folder: &Path, bytes: &[u8]) {
-    let mut bench = Bench::new(1 << 16);
-    for kind in KINDS {
-        every_kind::add(&mut bench, kind, folder);
-    }
-    bench.board.run(Vec::new()).expect("power-on");
+pub(crate) fn run(bench: &Bench, bytes: &[u8]) {
     let mut bytes = bytes.iter().copied();
     let Some(accesses) = bytes.next() else { return };
-    let mut guest = Guest::new(&bench, &mut bytes).open();
+    let mut guest = Guest::new(bench, &mut bytes).open();
     if !(0..accesses % ACCESSES).all(|_| guest.step()) {
         return;
     }
@@ -62,7 +52,7 @@ pub(crate) fn run(folder: &Path, bytes: &[u8]) {
     if bench.board.run(saved).is_err() {
         return;
     }
-    let mut guest = Guest::new(&bench, bytes);
+    let mut guest = Guest::new(bench, bytes);
     while guest.step() {}
     let saved = bench.board.park();
     bench.board.run(saved).expect("what was just saved");
@@ -81,54 +71,42 @@ fn change(value: &mut Value, bytes: &mut dyn Iterator<Item = u8>) -> Option<()> 
             change(all.values_mut().nth(which % count)?, bytes)
         }
         other => {
-            *other = replacement(other, which);
+            replace(other, which);
             Some(())
         }
     }
 }
 
-fn replacement(value: &Value, which: usize) -> Value {
+fn replace(value: &mut Value, which: usize) {
     match value {
-        _ if which % 32 == 31 => Value::Null,
-        Value::Number(_) if which % 32 == 30 => json!(-1),
+        _ if which % 32 == 31 => *value = Value::Null,
+        Value::Number(_) if which % 32 == 30 => *value = json!(-1),
         Value::Number(it) => {
             let (before, edge) = (it.as_u64().unwrap_or(0), EDGES[which / 4 % EDGES.len()]);
-            json!(match which % 4 {
+            *value = json!(match which % 4 {
                 0 => before.wrapping_add(1),
                 1 => before ^ 1 << (which / 4 % 16),
                 _ => edge,
-            })
+            });
         }
-        Value::Null => json!(EDGES[which % EDGES.len()]),
-        Value::Bool(it) => json!(!it),
+        Value::Null => *value = json!(EDGES[which % EDGES.len()]),
+        Value::Bool(it) => *it = !*it,
         // Bytes are hexadecimal digits.
         Value::String(it) if it.is_ascii() && !which.is_multiple_of(8) => {
             let at = which.min(it.len().saturating_sub(1));
-            let digit = [DIGITS[which % 16]];
-            json!(format!(
-                "{}{}{}",
-                &it[..at],
-                digit.escape_ascii(),
-                it.get(at + 1..).unwrap_or("")
-            ))
+            it.replace_range(at..it.len().min(at + 1), &DIGITS[which % 16..][..1]);
         }
-        Value::String(it) => json!(it.chars().take(which / 8).collect::<String>()),
-        Value::Array(all) => {
-            let mut all = all.clone();
-            match (which % 4, all.last().cloned()) {
-                (0, _) | (_, None) => all.clear(),
-                (1, _) => all.truncate(all.len() - 1),
-                (2, Some(last)) => all.push(last),
-                (_, Some(last)) => all.resize(MANY[usize::from(last.is_number())], last),
-            }
-            json!(all)
-        }
+        Value::String(it) => *it = it.chars().take(which / 8).collect(),
+        Value::Array(all) => match (which % 4, all.last().cloned()) {
+            (0, _) | (_, None) => all.clear(),
+            (1, _) => all.truncate(all.len() - 1),
+            (2, Some(last)) => all.push(last),
+            (_, Some(last)) => all.resize(MANY[usize::from(last.is_number())], last),
+        },
         Value::Object(all) => {
-            let mut all = all.clone();
             if let Some(key) = all.keys().nth(which % all.len().max(1)).cloned() {
                 all.remove(&key);
             }
-            json!(all)
         }
     }
 }

@@ -89,7 +89,7 @@ pub const TARGETS: &[Target] = &[
     // All devices on one board, and the MSI-X table.
     target("bus", 4096, Bytes, bus),
     target("msix", 4096, Bytes, msix::run),
-    target("state", 4096, Bytes, |it| state::run(folder(), it)),
+    target("state", 4096, Bytes, |it| state::run(&every_device(), it)),
     // Chips, each alone under a hostile guest, and the TPM between a guest and a lying swtpm.
     target("flash", 4096, Bytes, |it| chips::run(&chips::FLASH, folder(), it)),
     target("hpet", 4096, Bytes, |it| chips::run(&chips::HPET, folder(), it)),
@@ -191,13 +191,19 @@ fn virtio(kind: &str, bytes: &[u8]) {
     hostile_virtio::run(kind, folder(), bytes.iter().copied());
 }
 
-/// Accesses to a board with a device of every kind, which is then parked, resumed, and reset.
-fn bus(bytes: &[u8]) {
+/// A board with a device of every kind, switched on.
+fn every_device() -> Bench {
     let mut bench = Bench::new(1 << 16);
     for kind in KINDS {
         every_kind::add(&mut bench, kind, folder());
     }
     bench.board.run(Vec::new()).expect("power-on");
+    bench
+}
+
+/// Accesses to all devices, which are then parked, resumed, and reset.
+fn bus(bytes: &[u8]) {
+    let bench = every_device();
     // The first byte is the number of accesses before firmware sets up all functions.
     let Some((firmware, bytes)) = bytes.split_first() else { return };
     let mut guest = Guest::new(&bench, bytes.iter().copied());

@@ -2,7 +2,7 @@
 
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 
-use super::{APIC_BY_MSR, DEPRECATE_AUTO_EOI, HYPERVISOR};
+use super::{APIC_BY_MSR, DEPRECATE_AUTO_EOI, HYPERVISOR, clear};
 use crate::config::{Features, Hide};
 
 /// Leaf 1, ECX, and leaf 0x80000001, ECX: nested virtualization. Windows starts its own hypervisor
@@ -38,7 +38,7 @@ pub(super) fn hide_nested(leaves: &mut [Leaf]) {
             1 => leaf.ecx &= !VMX,
             0x8000_0001 => leaf.ecx &= !SVM,
             // The features of nested SVM.
-            0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),
+            0x8000_000a => clear(leaf),
             _ => {}
         }
     }
@@ -51,9 +51,7 @@ pub(super) fn hide_shadow_stacks(leaves: &mut [Leaf]) {
         match (leaf.function, leaf.index) {
             (7, 0) => leaf.ecx &= !SHADOW_STACKS,
             (0xd, 1) if !tracks => leaf.ecx &= !CONTROL_FLOW,
-            (0xd, 11..=12) if !tracks => {
-                (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
-            }
+            (0xd, 11..=12) if !tracks => clear(leaf),
             _ => {}
         }
     }

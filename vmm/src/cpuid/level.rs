@@ -4,6 +4,7 @@
 use anyhow::ensure;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 
+use super::{clear, registers};
 use crate::config::Level;
 
 /// Registers by their number, as in the other tables of CPUID.
@@ -108,7 +109,7 @@ pub(super) fn apply(leaves: &mut [Leaf], level: Level) -> anyhow::Result<()> {
         let at = (leaf.function, leaf.index);
         for (_, _, register, bits) in KEPT.iter().filter(|it| (it.0, it.1) == at) {
             let bits = bits.iter().take(1 + level as usize).fold(0, |all, it| all | it);
-            *registers(leaf)[*register] &= bits;
+            *register_of(leaf, *register) &= bits;
         }
         match at {
             (0xd, 0) => kept = leaf.eax,
@@ -117,9 +118,7 @@ pub(super) fn apply(leaves: &mut [Leaf], level: Level) -> anyhow::Result<()> {
                 let [physical, linear] = [0, 1].map(|at| WIDTHS[at].min(widths[at].into()));
                 leaf.eax = physical | linear << 8;
             }
-            (function, _) if CLEARED.contains(&function) => {
-                (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
-            }
+            (function, _) if CLEARED.contains(&function) => clear(leaf),
             _ => {}
         }
     }
@@ -134,7 +133,7 @@ fn fit_area(leaves: &mut [Leaf], kept: u32) {
         if kept.checked_shr(leaf.index).is_some_and(|it| it & 1 == 1) {
             size = size.max(leaf.eax.saturating_add(leaf.ebx));
         } else {
-            (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
+            clear(leaf);
         }
     }
     for leaf in leaves.iter_mut().filter(|it| (it.function, it.index) == (0xd, 0)) {
@@ -145,15 +144,19 @@ fn fit_area(leaves: &mut [Leaf], kept: u32) {
 /// The names of what a processor lacks of a level.
 fn lacks(leaves: &[Leaf], level: Level) -> impl Iterator<Item = &'static str> {
     let has = |function, register: usize, bit: u32| {
-        let mut all = leaves.iter().filter(|it| (it.function, it.index) == (function, 0));
-        all.any(|it| [it.eax, it.ebx, it.ecx, it.edx][register] >> bit & 1 == 1)
+        registers(leaves, function, 0)[register] >> bit & 1 == 1
     };
     let needed = NEEDED.iter().filter(move |it| it.0 <= level);
     needed.filter(move |it| !has(it.1, it.2, it.3)).map(|it| it.4)
 }
 
-fn registers(leaf: &mut Leaf) -> [&mut u32; 4] {
-    [&mut leaf.eax, &mut leaf.ebx, &mut leaf.ecx, &mut leaf.edx]
+fn register_of(leaf: &mut Leaf, register: usize) -> &mut u32 {
+    match register {
+        EAX => &mut leaf.eax,
+        EBX => &mut leaf.ebx,
+        ECX => &mut leaf.ecx,
+        _ => &mut leaf.edx,
+    }
 }
 
 #[cfg(test)]
@@ -221,8 +224,8 @@ mod test {
         }
         // A level keeps all that it needs.
         for (level, function, register, bit, name) in NEEDED {
-            let mut leaf = find(&oldest(*level), *function, 0);
-            assert_eq!(*registers(&mut leaf)[*register] >> bit & 1, 1, "{name}");
+            let kept = registers(&oldest(*level), *function, 0)[*register];
+            assert_eq!(kept >> bit & 1, 1, "{name}");
         }
     }
 
