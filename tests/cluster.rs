@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         // A pod over a base sleeps, too, in user mode. The suite `probe` wakes a machine by a tap.
         Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served)
             .thorough(),
-        Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium),
+        // The suite `desktop` starts a pod from a CD.
+        Test::new("a_medium_is_not_taken_for_the_disk", from_a_medium).thorough(),
     ];
     // A guest with 3 GiB sleeps on a volume that is in the lab's memory.
     let mib = if everything() { 10240 } else { 4096 };

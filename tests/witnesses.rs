@@ -56,7 +56,8 @@ fn main() -> ExitCode {
         test("memtest86_finds_the_memory_that_it_finds_on_qemu", menu::same_memory).thorough(),
         test("xen_starts_two_domains", || menu::starts_xen(Machine::Transom)).thorough(),
         test("xen_starts_two_domains_on_qemu", || menu::starts_xen(Machine::Qemu)).thorough(),
-        boot("ipxe_fetches_linux_13_through_both_cards", (ours, "GENERIC_13", ByTftp)),
+        // Linux drives both cards in the suite `guest_network`.
+        boot("ipxe_fetches_linux_13_through_both_cards", (ours, "GENERIC_13", ByTftp)).thorough(),
         boot("ipxe_fetches_linux_12_through_both_cards", (ours, "GENERIC", ByTftp)).thorough(),
         boot("firmware_fetches_ipxe_by_http", (ours, "GENERIC_13", ByHttp)).thorough(),
         boot("firmware_fetches_ipxe_by_http_on_qemu", (qemu, "GENERIC_13", ByHttp)).thorough(),
