@@ -2,6 +2,9 @@
 //! Linux says of the keys.
 #![forbid(unsafe_code)]
 
+#[path = "secure_boot/hostile_kernel.rs"]
+mod hostile_kernel;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,7 +22,15 @@ use transom_tests::uefi;
 /// Long enough for firmware in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(300);
 const SOON: Duration = Duration::from_secs(60);
-const ASSETS: &[&str] = &["OVMF_CODE_SECBOOT_13", "OVMF_CODE_12", "SECURE_BOOT", "VIRT_FIRMWARE"];
+const ASSETS: &[&str] = &[
+    "OVMF_CODE_SECBOOT_13",
+    "OVMF_CODE_12",
+    "SECURE_BOOT",
+    "VIRT_FIRMWARE",
+    "MODULES_13",
+    "ATTACK_13",
+    "BUSYBOX",
+];
 /// The signed program's words.
 const STARTED: &str = "To execute an unsigned binary";
 /// Replaces the guest's shell. `efi-readvar` asks it for `mount -l`, which busybox does not have.
@@ -54,6 +65,9 @@ fn main() -> ExitCode {
         }),
         test("linux_with_smm_sees_and_keeps_the_keys", || asks_linux(&with_smm("microsoft")?)),
         test("linux_without_smm_sees_and_keeps_the_keys", || asks_linux(&without_smm()?))
+            .thorough(),
+        // The suite `firmware` has the same attacks on a store without keys.
+        test("a_hostile_kernel_cannot_change_the_keys", hostile_kernel::cannot_change_the_keys)
             .thorough(),
     ];
     Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main()
@@ -91,7 +105,16 @@ fn disk(name: &str, slot: usize) -> anyhow::Result<String> {
 
 /// Firmware refuses the programs on some disks, and then starts the next one, which says `words`.
 fn tries(store: &str, refused: &[&str], started: &str, words: &str) -> anyhow::Result<()> {
-    let Stock(mut guest, _folder) = with_smm(store)?;
+    starts(&with_smm(store)?, refused, started, words).with_context(|| store.to_owned())
+}
+
+fn starts(
+    Stock(guest, _folder): &Stock,
+    refused: &[&str],
+    started: &str,
+    words: &str,
+) -> anyhow::Result<()> {
+    let mut guest = guest.clone();
     let disks = refused.iter().copied().chain([started]).filter(|name| !name.is_empty());
     let mut order = Vec::new();
     for (index, name) in disks.enumerate() {
@@ -100,9 +123,9 @@ fn tries(store: &str, refused: &[&str], started: &str, words: &str) -> anyhow::R
     }
     let mut running = guest.word("--boot").word(order.join(",")).start()?;
     for (index, name) in refused.iter().enumerate() {
-        is_refused(&mut running, 5 + index).with_context(|| format!("{name} with {store}"))?;
+        is_refused(&mut running, 5 + index).with_context(|| (*name).to_owned())?;
     }
-    running.expect(words, BOOT).with_context(|| format!("{started} with {store}"))?;
+    running.expect(words, BOOT).with_context(|| started.to_owned())?;
     running.kill()
 }
 
@@ -196,10 +219,7 @@ fn asks_linux(Stock(guest, _folder): &Stock) -> anyhow::Result<()> {
     booted.ready(BOOT)?;
     booted.run("mount -t efivarfs efivarfs /sys/firmware/efi/efivars", SOON)?;
     booted.run(SHELL, SOON)?;
-    let said = booted.run("dmesg", SOON)?;
-    for words in ["Secure boot enabled", "Kernel is locked down from EFI Secure Boot"] {
-        ensure!(said.contains(words), "the kernel does not say: {words}");
-    }
+    hostile_kernel::is_locked_down(&mut booted)?;
     let said = booted.run("mokutil --sb-state", SOON)?;
     ensure!(said.contains("SecureBoot enabled"), "mokutil says {said}");
     compares_keys(&mut booted)?;
