@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use transom_tests::enlightened::{Enlightened, Provider, agrees_across_a_pause, is_clean_after};
 use transom_tests::lab::Lab;
 use transom_tests::rebalance::keeps_working;
@@ -34,6 +35,8 @@ fn main() -> ExitCode {
         tests.push(named("agrees_across_a_pause".into(), pause, "2"));
         for reset in RESETS {
             tests.push(alternate(named(format!("is_clean_after_{reset}"), clean, reset), reset));
+            let name = format!("is_clean_after_{reset}_with_other_numbers_of_processors");
+            tests.push(named(name, clean_with_others, reset).thorough());
         }
     }
     // Here KVM maps the display, and doorbells need no emulation of the guest's write.
@@ -54,4 +57,10 @@ fn pause(provider: Provider, processors: &str) -> anyhow::Result<()> {
 
 fn clean(provider: Provider, reset: &str) -> anyhow::Result<()> {
     is_clean_after(provider, 2, reset)
+}
+
+fn clean_with_others(provider: Provider, reset: &str) -> anyhow::Result<()> {
+    [1, 4, 64].iter().try_for_each(|&processors| {
+        is_clean_after(provider, processors, reset).with_context(|| format!("{processors}"))
+    })
 }

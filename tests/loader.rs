@@ -61,6 +61,8 @@ fn main() -> ExitCode {
     tests.push(Test::new("every_difference_is_expected", every_difference));
     let name = "a_full_store_is_as_on_qemu";
     tests.push(Test::new(name, full_store).thorough());
+    // The other tests read parts of it.
+    tests.push(Test::new("firmware_reads_a_whole_file_of_5_gib", whole_file).thorough());
     Suite { lab: Lab { mib: 6144, seconds: 1800, assets: ASSETS }, tests }.main_after(build)
 }
 
@@ -144,6 +146,19 @@ fn run((machine, release): (Machine, &str), disk: &str, cds: bool) -> anyhow::Re
     running.ends_with(0, SOON)?;
     Report::read(&text)?.clock(start, SystemTime::now())?;
     Ok(text)
+}
+
+/// Each byte of the file on the CDs at SATA and USB.
+fn whole_file() -> anyhow::Result<()> {
+    let release = (Machine::Transom, RELEASES[0]);
+    let report = Report::read(&run(release, "loader-whole.img", true)?)?;
+    report.is_right()?;
+    for bus in ["SATA", "USB"] {
+        let name = format!("file on {bus}, whole");
+        let found = report.facts.iter().find(|fact| fact.0 == name).map(|fact| fact.1.as_str());
+        ensure!(found == Some("5120 MiB right"), "{name}: {found:?} in {:?}", report.facts);
+    }
+    Ok(())
 }
 
 /// Fills the store of variables at run time, and empties it.

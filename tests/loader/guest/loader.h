@@ -39,6 +39,7 @@ void tables(void);
 void tpm(void);
 void memory(void);
 void file(void);
+void whole_file(void);
 int is_there(const letter *name);
 void __attribute__((noreturn)) leave_boot_services(void *image, void (*then)(void));
 

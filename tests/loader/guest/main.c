@@ -13,6 +13,8 @@ struct runtime_services *runtime;
 static word now;
 /* Whether the disk has the file `full`: then the store of variables is filled, and nothing else. */
 static int full;
+/* Whether it has the file `whole`: then each byte of the big file is read, and nothing else. */
+static int whole;
 
 /* Runs at high addresses, after the boot services. */
 static void early_kernel(void)
@@ -23,7 +25,7 @@ static void early_kernel(void)
     clock_reads("at run time");
   if (now == 0 && full) {
     fill_store();
-  } else if (now == 0) {
+  } else if (now == 0 && !whole) {
     clock_sets();
     variables_of_run_time();
   }
@@ -68,7 +70,10 @@ word efi_main(void *image, struct system_table *system)
     say("\n>>>loader begin\n");
   say("note start %d\n", now);
   full = is_there(L"\\full");
-  if (now == 0 && !full) {
+  whole = is_there(L"\\whole");
+  if (now == 0 && whole) {
+    whole_file();
+  } else if (now == 0 && !full) {
     firmware();
     screen();
     tables();
@@ -77,7 +82,7 @@ word efi_main(void *image, struct system_table *system)
     file();
     clock_reads("of boot services");
     variables_of_boot_services();
-  } else if (now > 0) {
+  } else if (now > 0 && !whole) {
     variables_after_reset();
   }
   /* Later, a full store does not take it. */
