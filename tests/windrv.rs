@@ -1,11 +1,14 @@
 //! Windows's own drivers on our devices. The storage drivers: each in each of its modes, on disks
 //! with sectors of 512 and 4096 bytes, and on read-only disks. The network driver is in
-//! `tests/windrv/netkvm.rs`, the others are in `kmdf.rs`. The guest is `tests/windrv`.
+//! `tests/windrv/netkvm.rs`, the display's in `display.rs`, the others are in `kmdf.rs`. The guest
+//! is `tests/windrv`.
 //!
 //! A test fails for each check that the guest reports as failed, for missing checks, and if the
 //! disk does not have the data that the guest wrote.
 #![forbid(unsafe_code)]
 
+#[path = "windrv/display.rs"]
+mod display;
 #[path = "windrv/drivers.rs"]
 mod drivers;
 #[path = "windrv/image.rs"]

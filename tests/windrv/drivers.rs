@@ -30,6 +30,7 @@ pub(crate) const DRIVERS: &[Driver] = &[
     },
     Driver { name: "viostor", modes: STORAGE, checks: 64, more: 0 },
     Driver { name: "vioscsi", modes: STORAGE, checks: 63, more: 0 },
+    Driver { name: "stdvga", modes: &["modes"], checks: 27, more: 0 },
 ];
 pub(crate) const KMDF: &[&str] = &["msix", "wire", "smp2", "smp4", "smp_wire4"];
 pub(crate) const STORAGE: &[&str] =

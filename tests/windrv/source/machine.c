@@ -210,6 +210,11 @@ u64 microseconds(void)
     return (cycles() - start_cycles) * 1000 / cycles_per_millisecond;
 }
 
+void power_button_enable(void)
+{
+    out16(pmbase + 2, PM1_POWER_BUTTON);
+}
+
 int power_button(void)
 {
     int pressed = in16(pmbase) & PM1_POWER_BUTTON;

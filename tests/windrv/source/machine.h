@@ -24,6 +24,8 @@ void machine_start(u32 start_info);
 int machine_memory(u32 number, u64 *start, u64 *length);
 /* Switches the machine off. */
 void machine_end(void);
+/* Without it, QEMU ignores the power button. */
+void power_button_enable(void);
 /* Whether the power button was pressed since the last call. */
 int power_button(void);
 /* Microseconds since the clock was started. */

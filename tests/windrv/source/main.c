@@ -7,6 +7,8 @@ ULONG vioscsi_entry(PVOID, PVOID);
 void kmdf_run(void);
 /* ndis/main.c: network adapters. */
 void ndis_run(void);
+/* display/main.cpp: the display. */
+void display_run(void);
 
 Disk disk;
 Request *requests[MAX_REQUESTS];
@@ -282,6 +284,7 @@ void windrv(u32 start_info)
                 run(&DRIVERS[driver], &MODES[mode]);
     kmdf_run();
     ndis_run();
+    display_run();
     print("windrv: %u passed, %u failed\n", passed, failed);
     machine_end();
 }
