@@ -310,6 +310,7 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
         booted = Booted { running };
         let wrong = booted.run("cat /wrong", SOON)?;
         ensure!(wrong.trim().is_empty(), "after snapshot {round}: {wrong}");
+        logs_no_errors(&mut booted).with_context(|| format!("after snapshot {round}"))?;
     }
     let found = booted.run("sh /check.sh", SOON)?;
     let numbers = found.trim().parse::<u64>();
@@ -317,7 +318,6 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     ensure!(numbers > 20, "only {numbers} numbers were written");
     say!("{numbers} numbers");
     has_measured_everything(&mut booted)?;
-    logs_no_errors(&mut booted)?;
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }
@@ -325,7 +325,8 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
 fn logs_no_errors(booted: &mut Booted) -> anyhow::Result<()> {
     let words = "unstable|skew|stall|lockup|hung|blocked for|timed out|timeout|i/o error|\
                  call trace|ext4-fs error|bug:|lost|reset controller";
-    let complaints = booted.try_run(&format!("dmesg | grep -iE '{words}'"), SOON)?.output;
+    let find = format!("dmesg | grep -iE -B 10 -A 30 '{words}'");
+    let complaints = booted.try_run(&find, SOON)?.output;
     ensure!(complaints.trim().is_empty(), "the kernel complains: {complaints}");
     Ok(())
 }
