@@ -136,8 +136,9 @@ void display_run(void)
     for (u32 turn = 0; turn < 2; turn++) {
         int moved = !turn || bars_move(where, turn);
         NTSTATUS status = start(where, 0);
-        check(!status && moved, "start", "status=%x moved=%d slot=%02x memory=%llu modes=%u registers=%llx",
-              status, moved, where.device, (u64)context.VramSize, (u32)context.ModeCount,
+        check(!status && moved, "start",
+              "status=%x moved=%d slot=%02x memory=%llu modes=%u registers=%llx", status, moved,
+              where.device, (u64)context.VramSize, (u32)context.ModeCount,
               (u64)context.MmioPA.QuadPart);
         if (status)
             return;
