@@ -318,6 +318,7 @@ fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
     ensure!(numbers > 20, "only {numbers} numbers were written");
     say!("{numbers} numbers");
     has_measured_everything(&mut booted)?;
+    logs_no_errors(&mut booted)?;
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
 }
