@@ -252,8 +252,6 @@ static const u8 HEADER[UNSIGNED] = {
 	0x9d, 0xd2, 0xaf, 0x4a, 0xdf, 0x68, 0xee, 0x49, 0x8a, 0xa9, 0x34, 0x7d, 0x37, 0x56, 0x65, 0xa7,
 };
 
-#define DATABASE \
-	EFI_GUID(0xd719b2cb, 0x3d3a, 0x4596, 0xa3, 0xbc, 0xda, 0xd0, 0x0e, 0x67, 0x65, 0x6f)
 #define ENABLE \
 	EFI_GUID(0xf0a30bc7, 0xaf08, 0x4556, 0x99, 0xc4, 0x00, 0x10, 0x09, 0xc9, 0x3a, 0x44)
 #define CUSTOM \
@@ -268,8 +266,8 @@ static const char *keys(void)
 	} VARIABLE[] = {
 		{ L"PK", EFI_GLOBAL_VARIABLE_GUID },
 		{ L"KEK", EFI_GLOBAL_VARIABLE_GUID },
-		{ L"db", DATABASE },
-		{ L"dbx", DATABASE },
+		{ L"db", EFI_IMAGE_SECURITY_DATABASE_GUID },
+		{ L"dbx", EFI_IMAGE_SECURITY_DATABASE_GUID },
 		{ L"SecureBoot", EFI_GLOBAL_VARIABLE_GUID },
 		{ L"SetupMode", EFI_GLOBAL_VARIABLE_GUID },
 		{ L"SecureBootEnable", ENABLE },
