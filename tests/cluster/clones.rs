@@ -10,7 +10,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use transom_tests::image::qemu_img;
 use transom_tests::lab;
-use transom_tests::network::checksum;
 use transom_tests::program::memory_kib;
 use transom_tests::say;
 
@@ -101,7 +100,7 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
     let town = Town::new()?;
     let mut others = vec![seals(&town)?];
     let base = town.folder.path().join("base/data.img");
-    let before = checksum(&fs::read(&base)?)?;
+    let before = last_change(&base)?;
     let mut keeps = Pod::start(&town, &KEEPS)?;
     // `share_a_memory` has an ephemeral pod, too.
     if lab::everything() {
@@ -127,7 +126,7 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
     if lab::everything() {
         starts_again(&town, &mut keeps, &identity)?;
     }
-    ensure!(checksum(&fs::read(&base)?)? == before, "the base has changed");
+    ensure!(last_change(&base)? == before, "the base has changed");
     // Another base would mix two systems.
     fs::write(base.with_file_name("windows.sealed"), "another one")?;
     keeps.again(NOTHING)?;
@@ -165,7 +164,7 @@ pub(crate) fn share_a_memory() -> anyhow::Result<()> {
     let town = Town::new()?;
     let before = keeps_a_memory(&town)?;
     let disk = town.folder.path().join("base/windows.snapshots/ready/data.img");
-    let base = checksum(&fs::read(&disk)?)?;
+    let base = last_change(&disk)?;
     let [mut first, mut second] = [Pod::start(&town, &FIRST)?, Pod::start(&town, &SECOND)?];
     for pod in [&mut first, &mut second] {
         pod.says(GOES_ON, 1, SOON)?;
@@ -196,7 +195,7 @@ pub(crate) fn share_a_memory() -> anyhow::Result<()> {
     ensure!(!before.is_empty() && first.said(GOES_ON) == 0, "{}", first.log());
     say!("{}: {}", first.name, after.replace('\n', " "));
     stops(&mut first)?;
-    ensure!(checksum(&fs::read(&disk)?)? == base, "the base has changed");
+    ensure!(last_change(&disk)? == base, "the base has changed");
     // Another machine than that of the base.
     let other = Profile { name: "other", last: 20, words: OTHER, ..FIRST };
     let said = Pod::start(&town, &other).err().map(|error| format!("{error:#}"));
@@ -224,6 +223,12 @@ fn keeps_a_memory(town: &Town) -> anyhow::Result<String> {
     stops(&mut pod)?;
     fs::rename(&pod.volume, town.folder.path().join("base"))?;
     Ok(memory)
+}
+
+/// When a file or its content was changed, in seconds and nanoseconds, and its length.
+fn last_change(path: &Path) -> anyhow::Result<[i64; 3]> {
+    let file = fs::metadata(path).with_context(|| path.display().to_string())?;
+    Ok([file.ctime(), file.ctime_nsec(), i64::try_from(file.len())?])
 }
 
 /// Kills an ephemeral pod. Neither the disk nor the firmware's variables are kept.

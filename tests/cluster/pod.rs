@@ -59,7 +59,7 @@ pub(crate) const ALL: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID K
     SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
 
 /// Variables of every pod: a small machine.
-const WORDS: [&str; 13] = [
+const WORDS: [&str; 14] = [
     "PATH=/usr/sbin:/usr/bin",
     "STORAGE=/storage",
     "CPU_CORES=1",
@@ -73,6 +73,8 @@ const WORDS: [&str; 13] = [
     "HOST_PORTS=7149",
     "TIMEOUT=180",
     "LOG_FORMAT=text",
+    // A pod that fails ends at once.
+    "ERROR_HOLD=0",
 ];
 /// Owner of the volume, and user of pods without root.
 pub(crate) const OWNER: u32 = 10001;
