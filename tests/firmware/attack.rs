@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail, ensure};
+use transom_tests::attack::{self, TSEG};
 use transom_tests::lab;
 use transom_tests::linux::{Booted, Linux};
 
@@ -13,6 +14,7 @@ use super::{BOOT, MOVE, Stock};
 /// Shell functions with which root reaches the hardware: bytes of configuration space,
 /// commands of the flash, and DMA of `edu`, whose BAR is at `$edu`, between its buffer and memory.
 const REACH: &str = r#"
+. /attack
 byte() { printf "\\$(printf %03o $(($1)))"; }
 config() { echo /sys/bus/pci/devices/0000:$1/config; }
 poke() { byte $3 | dd of=$(config $1) bs=1 seek=$(($2)) conv=notrunc 2> /dev/null; }
@@ -35,11 +37,6 @@ long() {
   printf "\\$(printf %03o $(($3 >> 16 & 255)))\\$(printf %03o $(($3 >> 24)))" >> /word
   dd if=/word of=$(config $1) bs=4 seek=$(($2 / 4)) conv=notrunc 2> /dev/null
 }
-attack() {
-  dmesg -c > /dev/null
-  insmod /attack.ko attempt=$1 tseg=${2-0x1f000000} && rmmod attack
-  dmesg | sed -n 's/.*attack: result //p'
-}
 program() {
   old=$(devmem $1 8)
   for command in 0x10 0 0x20 0xd0 0x70; do
@@ -49,7 +46,7 @@ program() {
 }
 "#;
 
-/// Attempts of root, in shell, and their output when they have no effect. TSEG is the last 16 MiB.
+/// Attempts of root, in shell, and their output when they have no effect.
 const ATTEMPTS: &[(&str, &str)] = &[
     // D_OPEN, T_EN, and SMI_LOCK.
     ("poke 00:00.0 0x9d 0x48; peek 00:00.0 0x9d", "1a"),
@@ -75,18 +72,9 @@ const ATTEMPTS: &[(&str, &str)] = &[
     ),
     ("long 00:00.0 0x60 0xe0000001; peek 00:00.0 0x63", "e0"),
 ];
-/// Attempts of the module, in C.
-const MODULE: &[(&str, &str)] = &[
-    ("enable", "21"),
-    ("commands", "done"),
-    ("messages", "done"),
-    ("timers", "refused"),
-    ("controller", "refused"),
-];
 const MARK: &str = "0x11111111";
-/// Guest-physical addresses, and the bytes of RAM and TSEG.
+/// A guest-physical address, and the bytes of TSEG and RAM.
 const MARKED: u64 = 0x1000_0000;
-const TSEG: u64 = 0x1f00_0000;
 const TSEG_BYTES: usize = 16 << 20;
 const RAM_BYTES: u64 = 512 << 20;
 /// The memory that the attempt `pages` names.
@@ -105,11 +93,12 @@ const SECOND: &str = "/sys/devices/system/cpu/cpu1/online";
 
 /// The firmware's own services still create a variable after each attempt of the module.
 pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
-    let guest = stock.guest.clone().memory("512M").word("--device").word("edu");
+    let guest = stock.guest.clone().memory(attack::MEMORY).word("--device").word("edu");
     let linux = Linux::new(guest, &lab::asset("BZIMAGE_13")?);
     let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
     let linux = linux.cmdline("iomem=relaxed memmap=1M$0x10000000");
-    let linux = linux.add(&lab::asset("ATTACK_13")?, "/attack.ko");
+    let linux = linux.add(&lab::asset("ATTACK_13")?, attack::MODULE);
+    let linux = linux.file("attack", attack::FUNCTION);
     let mut booted = linux.file("reach", REACH).file("create", CREATE).boot(MOVE)?;
     let before = fs::read(stock.store())?;
     for (attempt, expected) in ATTEMPTS {
@@ -118,20 +107,20 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
         ensure!(words.join(" ") == *expected, "{attempt}: {said}");
         ensure!(fs::read(stock.store())? == before, "{attempt}: the variables changed");
     }
-    for (attempt, expected) in MODULE {
+    for (attempt, expected) in attack::ATTEMPTS {
         let before = fs::read(stock.store())?;
-        let said = booted.run(&format!(". /reach; attack {attempt}"), BOOT)?;
+        let said = booted.run(&format!(". /attack; attack {attempt}"), BOOT)?;
         ensure!(fs::read(stock.store())? == before, "{attempt}: the variables changed: {said}");
         creates(stock, &mut booted, attempt).with_context(|| format!("{attempt}: {said}"))?;
         ensure!(said.trim() == *expected, "{attempt}: {said}");
     }
     keeps_kvm_out(&mut booted)?;
     creates(stock, &mut booted, "pages")?;
-    let inits = format!("echo 0 > {SECOND}; . /reach; attack inits; echo 1 > {SECOND}; nproc");
+    let inits = format!("echo 0 > {SECOND}; . /attack; attack inits; echo 1 > {SECOND}; nproc");
     let said = booted.run(&inits, BOOT)?;
     ensure!(said.split_whitespace().eq(["done", "2"]), "the second processor: {said}");
     creates(stock, &mut booted, "inits")?;
-    booted.begin(". /reach; attack reset")?;
+    booted.begin(". /attack; attack reset")?;
     booted.ready(MOVE)?;
     ensure!(booted.running.resets()? == 1, "{} resets", booted.running.resets()?);
     creates(stock, &mut booted, "reset")?;
@@ -153,7 +142,7 @@ fn keeps_kvm_out(booted: &mut Booted) -> anyhow::Result<()> {
 /// Whether KVM leaves pages alone that the guest's kernel gives it.
 fn is_kept(booted: &mut Booted, memory: &Memory, at: u64) -> anyhow::Result<bool> {
     let before = memory.read(at, PAGES_BYTES)?;
-    let said = booted.run(&format!(". /reach; attack pages {at:#x}"), BOOT)?;
+    let said = booted.run(&format!(". /attack; attack pages {at:#x}"), BOOT)?;
     ensure!(said.trim() == "done", "pages: {said}");
     Ok(memory.read(at, PAGES_BYTES)? == before)
 }

@@ -1,6 +1,7 @@
 //! The base of the guest tests: a runner, the way into the lab, and guests with a console.
 #![forbid(unsafe_code)]
 
+pub mod attack;
 pub mod browser;
 pub mod compare;
 pub mod console;
