@@ -3,9 +3,6 @@
 #include "hw.h"
 extern "C" {
 #include "../source/machine.h"
-void check(int good, const char *name, const char *format, ...);
-void set_prefix(const char *driver, const char *mode);
-int wanted(const char *name, const char *value);
 void pages_find(void);
 u32 pool_blocks(void);
 u32 pool_damaged(void);

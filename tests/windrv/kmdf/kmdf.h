@@ -237,10 +237,6 @@ void kmdf_removed_balloon(void);
 void kmdf_prepare_serial(void);
 void kmdf_check_serial(void);
 
-/* source/main.c */
-void check(int good, const char *name, const char *format, ...);
-void set_prefix(const char *driver, const char *mode);
-int wanted(const char *name, const char *value);
 /* kmdf/main.c */
 void kmdf_run(void);
 #endif

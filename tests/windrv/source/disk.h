@@ -99,13 +99,8 @@ void big_endian(u8 *to, u64 value, int bytes);
 u64 from_big_endian(const u8 *from, int bytes);
 
 /* main.c */
-/* Whether the command line selects this value, or sets no `name` at all. */
-int wanted(const char *name, const char *value);
 /* Starts the driver of this run again after its removal. */
 int driver_start(void);
-void set_prefix(const char *driver, const char *mode);
-/* Prints and counts the result of a check. */
-void check(int good, const char *name, const char *format, ...);
 
 /* The checks: identify.c, mode.c, load.c, unmap.c, recover.c,
  * together.c, remove.c, saved.c. */

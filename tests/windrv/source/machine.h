@@ -88,6 +88,15 @@ void options_read(const char *command_line);
 const char *option(const char *name);
 u64 option_number(const char *name, u64 otherwise);
 
+/* main.c: results. */
+
+/* Whether the command line selects this value, or sets no `name` at all. */
+int wanted(const char *name, const char *value);
+/* The start of the names of the checks that follow. */
+void set_prefix(const char *driver, const char *mode);
+/* Prints and counts the result of a check. */
+void check(int good, const char *name, const char *format, ...);
+
 /* pci.c: configuration space by ports CF8h and CFCh. */
 typedef struct {
     u8 device, function;

@@ -14,22 +14,7 @@
 #define NDIS_SUPPORT_NDIS685 1
 #define NDIS_MINIPORT_MAJOR_VERSION 6
 #define NDIS_MINIPORT_MINOR_VERSION 85
-/* A builtin function that wants the registers of SSE. */
-#define __builtin_ia32_sfence() __sync_synchronize()
-#include <intrin.h>
-/* wdm.h defines them once more, which C++ refuses. */
-#define InterlockedBitTestAndSet wdm_InterlockedBitTestAndSet
-#define InterlockedBitTestAndReset wdm_InterlockedBitTestAndReset
-/* The description of an interrupt has grown. */
-#define MaximumVector                                                                              \
-    MaximumVector;                                                                                 \
-    int AffinityPolicy;                                                                            \
-    USHORT Group;                                                                                  \
-    ULONGLONG TargetedProcessors
-#include <ntddk.h>
-#undef MaximumVector
-#undef InterlockedBitTestAndSet
-#undef InterlockedBitTestAndReset
+#include "../ddk.h"
 /* Socket addresses, which only other parts of ntddndis.h need. */
 #define _WS2IPDEF_
 typedef int SOCKADDR_INET;
