@@ -20,6 +20,8 @@ use crate::report::Report;
 /// OWN in `tests/windrv/ndis/traffic.c`.
 const ADDRESS: &str = "52:54:00:77:69:6e";
 const TAP: &str = "windrv";
+/// The slot of the adapter. Every fourth slot has the same interrupt line.
+const SLOT: u8 = 4;
 
 /// A machine with a network device.
 #[derive(Default)]
@@ -34,8 +36,8 @@ struct Machine {
     pairs: Option<u32>,
     /// 512M without it.
     memory: Option<&'static str>,
-    /// Intel's network card is in the same machine, on a network of its own.
-    beside_intels: bool,
+    /// The slot of Intel's network card, which works on a network of its own meanwhile.
+    intel: Option<u8>,
 }
 
 /// The tests of the adapter: one for each mode.
@@ -63,10 +65,20 @@ fn above_4_gib() -> Result<()> {
     Machine { mode: "msix1", words: kmdf::HIGH, memory, ..Machine::default() }.on_a_socket()
 }
 
-/// Both cards have one interrupt line each, which they may share.
+/// Each card has an interrupt line of its own.
 #[test]
 fn beside_intels_card() -> Result<()> {
-    Machine { mode: "wire", beside_intels: true, ..Machine::default() }.on_a_socket()
+    beside(SLOT + 1)
+}
+
+/// Both cards have one interrupt line: each driver is asked whether its card was it.
+#[test]
+fn on_one_line_with_intels_card() -> Result<()> {
+    beside(SLOT + 4)
+}
+
+fn beside(slot: u8) -> Result<()> {
+    Machine { mode: "wire", intel: Some(slot), more: 1, ..Machine::default() }.on_a_socket()
 }
 
 /// The host's kernel takes packets without checksums, and of many segments.
@@ -140,11 +152,9 @@ impl Machine {
         let Some(image) = image::image()? else { return Ok(()) };
         let folder = tempfile::tempdir()?;
         let (_peer, network) = peer(&folder.path().join("network"))?;
-        if !self.beside_intels {
-            return self.run(image, &network, &[]);
-        }
+        let Some(slot) = self.intel else { return self.run(image, &network, &[]) };
         let (_peer, other) = peer(&folder.path().join("other"))?;
-        self.run(image, &network, &["--device", &format!("e1000e,to={other}")])
+        self.run(image, &network, &["--device", &format!("e1000e,to={other},slot={slot:x}.0")])
     }
 
     /// Needs root, and a namespace of its own.
@@ -166,6 +176,7 @@ impl Machine {
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
         let device = format!("virtio-net,to={network},mac={ADDRESS},pairs={pairs}{device}");
+        let device = format!("{device},slot={SLOT:x}.0");
         let words =
             format!("driver=netkvm mode={mode} host=vmm processors={cpus} pairs={pairs}{words}");
         let mut machine = Command::new(vmm());

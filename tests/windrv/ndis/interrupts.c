@@ -1,7 +1,7 @@
 /* Interrupts and deferred procedures of the adapter. In the modes `smp…`, each processor takes
  * its messages and runs its procedures. In the others, processors are only numbers: there is one,
  * and a deferred procedure runs as if on the processor for which it was queued. */
-#include "shim.h"
+#include "intel.h"
 
 #pragma GCC diagnostic ignored "-Wattributes"
 
@@ -301,7 +301,10 @@ static int poll_line(Interrupts *it)
         any = 1;
         it->intx_fired++;
         it->intx_ended_early += !is_in_service(INTX_VECTOR + pin);
-        it->intx_unclaimed += !service_line();
+        int claimed = intel_has_line(pin) && intel_service();
+        if (!intel_has_line(pin) || intel_shares_line(nic.pci))
+            claimed |= service_line();
+        it->intx_unclaimed += !claimed;
         end_of_interrupt_intx();
     }
     return any;

@@ -1,4 +1,5 @@
 /* The list of the modes of a network adapter, and one run for each. */
+#include "intel.h"
 #include "traffic.h"
 
 static const struct {
@@ -83,8 +84,10 @@ static void run(const char *name, NicMode mode)
     /* What an earlier mode has left under way arrives first. */
     memset(&sent, 0, sizeof sent);
     traffic_settle();
+    intel_start();
     for (u32 i = 0; i < sizeof CHECKS / sizeof *CHECKS; i++)
         CHECKS[i]();
+    intel_stop();
     check_interrupts();
     leave_traffic();
     failed = nic_stop();
