@@ -39,6 +39,22 @@ const DSM: [&str; 3] = [
     "(A6 FA DD 3D 1B 36 B4 4E A4 24 8D 10 08 9D 16 53)",
     "(ED 54 60 37 13 CC 75 46 90 1C 47 56 D7 F2 D4 5D)",
 ];
+/// Windows' calls of the TPM's physical presence (TCG PPI 1.3), but for the first: revision,
+/// function, arguments. They ask for the version, request to clear the TPM, ask what is requested,
+/// how the machine gets to firmware and what firmware answered, tell the language, request once
+/// more, and ask what the user must confirm.
+const PRESENCE: [(u32, u32, &str); 8] = [
+    (1, 1, "[0]"),
+    (1, 2, "[5]"),
+    (1, 3, "[0]"),
+    (1, 4, "[0]"),
+    (1, 5, "[0]"),
+    (1, 6, "[\"en\"]"),
+    (2, 7, "[5 0]"),
+    (1, 8, "[5]"),
+];
+/// A request to clear memory at the next start (TCG MOR 1.1).
+const CLEAR: (u32, u32, &str) = (1, 1, "[1]");
 
 /// Tables of AML in a folder, for acpiexec.
 pub(crate) struct Tables {
@@ -95,7 +111,14 @@ impl Tables {
         commands.push(OSC.into());
         let paths = self.known.lines().filter_map(|line| line.split_ascii_whitespace().next());
         for path in paths.filter(|path| path.ends_with("._DSM")) {
-            commands.extend(DSM.map(|uuid| format!("evaluate {path} {uuid} 1 0 [0]")));
+            let call = |uuid, (revision, function, words)| {
+                format!("evaluate {path} {uuid} {revision} {function} {words}")
+            };
+            commands.extend(DSM.map(|uuid| call(uuid, (1, 0, "[0]"))));
+            if path.contains("TPM") {
+                commands.extend(PRESENCE.map(|it| call(DSM[1], it)));
+                commands.push(call(DSM[2], CLEAR));
+            }
         }
         commands.join(";")
     }
