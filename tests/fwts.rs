@@ -25,6 +25,17 @@ use transom_tests::uefi;
 const BOOT: Duration = Duration::from_secs(300);
 const TESTS_LIMIT: Duration = Duration::from_secs(200);
 const ALL_TESTS_LIMIT: Duration = Duration::from_secs(1200);
+/// The last one is needed by tests that run only with `TRANSOM_TESTS=all`.
+const ASSETS: [&str; 8] = [
+    "BZIMAGE_12",
+    "MODULES_12",
+    "OVMF_CODE_12",
+    "OVMF_VARS_12",
+    "BUSYBOX",
+    "QEMU",
+    "FWTS",
+    "EFI_TEST_12",
+];
 /// All ACPI tests, and other tests of data that we write: windows of the host bridge, SMBIOS,
 /// memory types, routing.
 const TESTS: &str = "--acpitests apicedge crs dmicheck ebda mtrr osilinux pciirq uniqueid";
@@ -39,6 +50,7 @@ const QEMU_SHOWED: &str = include_str!("fwts/qemu.txt");
 const SCRIPT: &str = "\
 mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 mount -t securityfs securityfs /sys/kernel/security
+[ ! -e /efi_test.ko ] || insmod /efi_test.ko
 cd /tmp
 /usr/bin/fwts -q -w 1000 -r log $@
 grep -h -E -B 1 '^(-{200,}$|PASSED|FAILED|SKIPPED|ABORTED)|skipping' log* |
@@ -46,8 +58,6 @@ grep -h -E -B 1 '^(-{200,}$|PASSED|FAILED|SKIPPED|ABORTED)|skipping' log* |
 ";
 
 fn main() -> ExitCode {
-    let assets =
-        &["BZIMAGE_12", "MODULES_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX", "QEMU", "FWTS"];
     let ours = Rc::new(OnceCell::new());
     let [first, second, third] = [ours.clone(), ours.clone(), ours];
     let tests = vec![
@@ -64,7 +74,8 @@ fn main() -> ExitCode {
         })
         .thorough(),
     ];
-    let seconds = if lab::everything() { 3600 } else { 1800 };
+    let (seconds, assets) =
+        if lab::everything() { (3600, &ASSETS[..]) } else { (1800, &ASSETS[..7]) };
     Suite { lab: Lab { mib: 6144, seconds, assets }, tests }.main()
 }
 
@@ -94,6 +105,9 @@ fn run(machine: Machine) -> anyhow::Result<Report> {
     for file in files {
         let inside = format!("/{}", file.strip_prefix(&tree)?.display());
         linux = linux.add(&file, &inside);
+    }
+    if lab::everything() {
+        linux = linux.add(&lab::asset("EFI_TEST_12")?, "/efi_test.ko");
     }
     let (tests, limit) =
         if lab::everything() { (ALL_TESTS, ALL_TESTS_LIMIT) } else { (TESTS, TESTS_LIMIT) };
