@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::enlightened::{Enlightened, Provider};
+use transom_tests::enlightened::{self, Enlightened};
+use transom_tests::enlightened_linux::{KVM, OWN, a_panic_is_reported, uses_the_interface};
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::Linux;
@@ -20,7 +21,9 @@ const BOOT: Duration = Duration::from_secs(300);
 /// The limit for a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(60);
 
-const ASSETS: &[&str] = &["BZIMAGE_12", "BZIMAGE_13", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
+const ASSETS: [&str; 7] =
+    ["BZIMAGE_12", "MSR_12", "BZIMAGE_13", "MSR_13", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
+const LOAD: &str = env!("CARGO_BIN_EXE_hyperv_load");
 
 /// Linux takes Hyper-V's interface if KVM's own leaves are hidden.
 const LIKE_HYPERV: [&str; 4] = ["--hyperv", "kvm", "--features", "without=kvm"];
@@ -47,8 +50,9 @@ fn main() -> ExitCode {
         Test::new("the_probe_passes_with_hyperv_on_12_processors", || {
             the_probe_passes(&["--hyperv", "on", "--cpus", "12,sockets=2,cores=3,threads=2"])
         }),
-        Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(Provider::Kvm)),
-        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)).thorough(),
+        Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(enlightened::Provider::Kvm)),
+        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(enlightened::Provider::Own))
+            .thorough(),
         Test::new("linux_12_reboots_on_1_processor", || linux_reboots("12", "1", &[])).thorough(),
         Test::new("linux_12_reboots_on_2_processors_as_a_guest_of_hyperv", || {
             linux_reboots("12", "2", &LIKE_HYPERV)
@@ -60,6 +64,15 @@ fn main() -> ExitCode {
         Test::new("cpuid_describes_the_layout", cpuid_describes_the_layout),
         Test::new("ovmf_restarts_after_each_reset", ovmf_restarts_after_each_reset),
     ];
+    for provider in [&KVM, &OWN] {
+        for release in ["12", "13"] {
+            let name = format!("linux_{release}_uses_the_interface_of_{}", provider.name);
+            let test = move || uses_the_interface(provider, release, 2, LOAD);
+            tests.push(Test::new(name, test).thorough());
+        }
+        let name = format!("a_panic_is_reported_by_{}", provider.name);
+        tests.push(Test::new(name, move || a_panic_is_reported(provider)).thorough());
+    }
     for (extension, parameters) in OLD {
         tests.push(Test::new(format!("the_probe_passes_without_{extension}"), move || {
             on_old_processor(parameters, || the_probe_passes(&["--cpus", "2"]))
@@ -71,7 +84,7 @@ fn main() -> ExitCode {
         let name = format!("linux_and_ovmf_run_without_{extension}");
         tests.push(Test::new(name, move || on_old_processor(parameters, all)).thorough());
     }
-    Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main_on_intel()
+    Suite { lab: Lab { mib: 2048, seconds: 1500, assets: &ASSETS }, tests }.main_on_intel()
 }
 
 fn doctor_finds_full_kvm() -> Result<()> {
@@ -103,7 +116,7 @@ fn the_probe_passes(words: &[&str]) -> Result<()> {
 }
 
 /// All checks of Hyper-V's interface.
-fn uses_hyperv(provider: Provider) -> Result<()> {
+fn uses_hyperv(provider: enlightened::Provider) -> Result<()> {
     let mut it = Enlightened::start(provider, 2, "hyperv=1 then=halt")?;
     it.runs(1)?;
     it.end()

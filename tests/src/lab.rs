@@ -92,7 +92,8 @@ impl Lab {
             let mut lab = Command::new(repository().join("tests/lab/lab-intel"));
             lab.args(["-t", &self.limit().to_string(), "-M", model]);
             // The lab has no files of this machine but these.
-            for path in [env::current_exe()?, vmm()?, repository().join("tests/lab")] {
+            let load = profile()?.join("hyperv_load");
+            for path in [env::current_exe()?, vmm()?, load, repository().join("tests/lab")] {
                 lab.arg("-a").arg(path);
             }
             for (name, path) in assets(self.assets)? {

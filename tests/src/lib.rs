@@ -9,6 +9,7 @@ pub mod desk;
 pub mod doctor;
 pub mod engine;
 pub mod enlightened;
+pub mod enlightened_linux;
 pub mod evdev;
 pub mod evidence;
 pub mod flash;
