@@ -36,8 +36,9 @@ struct Machine {
     pairs: Option<u32>,
     /// 512M without it.
     memory: Option<&'static str>,
-    /// The slot of Intel's network card, which works on a network of its own meanwhile.
-    intel: Option<u8>,
+    /// The slot of Intel's network card, which works on a network of its own meanwhile, and the
+    /// name of the check of it.
+    intel: Option<(u8, &'static str)>,
 }
 
 /// The tests of the adapter: one for each mode.
@@ -68,17 +69,18 @@ fn above_4_gib() -> Result<()> {
 /// Each card has an interrupt line of its own.
 #[test]
 fn beside_intels_card() -> Result<()> {
-    beside(SLOT + 1)
+    beside(SLOT + 1, "beside")
 }
 
 /// Both cards have one interrupt line: each driver is asked whether its card was it.
 #[test]
 fn on_one_line_with_intels_card() -> Result<()> {
-    beside(SLOT + 4)
+    beside(SLOT + 4, "on_one_line")
 }
 
-fn beside(slot: u8) -> Result<()> {
-    Machine { mode: "wire", intel: Some(slot), more: 1, ..Machine::default() }.on_a_socket()
+fn beside(slot: u8, check: &'static str) -> Result<()> {
+    Machine { mode: "wire", intel: Some((slot, check)), more: 1, ..Machine::default() }
+        .on_a_socket()
 }
 
 /// The host's kernel takes packets without checksums, and of many segments.
@@ -152,7 +154,7 @@ impl Machine {
         let Some(image) = image::image()? else { return Ok(()) };
         let folder = tempfile::tempdir()?;
         let (_peer, network) = peer(&folder.path().join("network"))?;
-        let Some(slot) = self.intel else { return self.run(image, &network, &[]) };
+        let Some((slot, _)) = self.intel else { return self.run(image, &network, &[]) };
         let (_peer, other) = peer(&folder.path().join("other"))?;
         self.run(image, &network, &["--device", &format!("e1000e,to={other},slot={slot:x}.0")])
     }
@@ -189,6 +191,10 @@ impl Machine {
         let (output, log) = (guest.stdout.text(), guest.stderr.text());
         let everything = || format!("netkvm.{mode}:\n{output}\n{log}");
         ensure!(status.with_context(everything)? == 0, "vmm failed: {}", everything());
+        if let Some((_, check)) = self.intel {
+            let passed = output.contains(&format!("pass netkvm.{mode}.{check} "));
+            ensure!(passed, "{check} is not there: {}", everything());
+        }
         Report::read(&output).and_then(|it| it.judge(CHECKS + more)).with_context(everything)
     }
 }

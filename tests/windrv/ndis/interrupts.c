@@ -290,6 +290,29 @@ static int poll_messages(Interrupts *it)
     return any;
 }
 
+/* Serves an interrupt of a line. What Intel's card claims alone is not counted, and neither is its
+ * second arrival if the interrupt controller ends it before the handlers. */
+static void count_line(Interrupts *it, u32 pin)
+{
+    static u32 again;
+    int early = !is_in_service(INTX_VECTOR + pin);
+    int of_intel = intel_has_line(pin) && intel_service();
+    if (intel_has_line(pin) && !intel_shares_line(nic.pci))
+        return;
+    int claimed = service_line();
+    if (of_intel)
+        again = early;
+    if (of_intel && !claimed)
+        return;
+    if (!claimed && again) {
+        again = 0;
+        return;
+    }
+    it->intx_fired++;
+    it->intx_ended_early += early;
+    it->intx_unclaimed += !claimed;
+}
+
 static int poll_line(Interrupts *it)
 {
     int any = 0;
@@ -299,12 +322,7 @@ static int poll_line(Interrupts *it)
             continue;
         *count = 0;
         any = 1;
-        it->intx_fired++;
-        it->intx_ended_early += !is_in_service(INTX_VECTOR + pin);
-        int claimed = intel_has_line(pin) && intel_service();
-        if (!intel_has_line(pin) || intel_shares_line(nic.pci))
-            claimed |= service_line();
-        it->intx_unclaimed += !claimed;
+        count_line(it, pin);
         end_of_interrupt_intx();
     }
     return any;
