@@ -2,7 +2,7 @@
 //! asks for all `_OSI` strings up to its own.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
@@ -39,22 +39,39 @@ const DSM: [&str; 3] = [
     "(A6 FA DD 3D 1B 36 B4 4E A4 24 8D 10 08 9D 16 53)",
     "(ED 54 60 37 13 CC 75 46 90 1C 47 56 D7 F2 D4 5D)",
 ];
-/// Windows' calls of the TPM's physical presence (TCG PPI 1.3), but for the first: revision,
-/// function, arguments. They ask for the version, request to clear the TPM, ask what is requested,
-/// how the machine gets to firmware and what firmware answered, tell the language, request once
-/// more, and ask what the user must confirm.
-const PRESENCE: [(u32, u32, &str); 8] = [
-    (1, 1, "[0]"),
-    (1, 2, "[5]"),
-    (1, 3, "[0]"),
-    (1, 4, "[0]"),
-    (1, 5, "[0]"),
-    (1, 6, "[\"en\"]"),
-    (2, 7, "[5 0]"),
-    (1, 8, "[5]"),
+/// Revision, function, arguments, and the answer as acpiexec prints it.
+type Call = (u32, u32, &'static str, &'static str);
+/// Windows' calls of the TPM's physical presence (TCG PPI 1.3), but for the first. They ask for the
+/// version, request to clear the TPM, ask what is requested, how the machine gets to firmware and
+/// what firmware answered, tell the language, request once more, and ask what the user must
+/// confirm.
+const PRESENCE: [Call; 8] = [
+    (1, 1, "[0]", "String] Length 03 = \"1.3\""),
+    (1, 2, "[5]", "Integer] = 0000000000000000"),
+    (
+        1,
+        3,
+        "[0]",
+        "Package] Contains 2 Elements:, Integer] = 0000000000000000, Integer] = 0000000000000005",
+    ),
+    (1, 4, "[0]", "Integer] = 0000000000000002"),
+    (
+        1,
+        5,
+        "[0]",
+        "Package] Contains 3 Elements:, Integer] = 0000000000000000, \
+                   Integer] = 0000000004040404, Integer] = 0000000004040404",
+    ),
+    (1, 6, "[\"en\"]", "Integer] = 0000000000000003"),
+    (2, 7, "[6 0]", "Integer] = 0000000000000000"),
+    (1, 8, "[5]", "Integer] = 0000000000000004"),
 ];
 /// A request to clear memory at the next start (TCG MOR 1.1).
-const CLEAR: (u32, u32, &str) = (1, 1, "[1]");
+const CLEAR: Call = (1, 1, "[1]", "Integer] = 0000000000000000");
+/// The memory that methods find: nothing is allowed, and no request waits; or firmware allows all
+/// requests, without a person who confirms them.
+const ZEROS: &str = "0";
+const ALLOWED: &str = "4";
 
 /// Tables of AML in a folder, for acpiexec.
 pub(crate) struct Tables {
@@ -74,20 +91,21 @@ impl Tables {
         }
         ensure!(files.first().is_some_and(|it| it.starts_with("DSDT")), "no DSDT: {files:?}");
         let mut tables = Self { folder, files, known: String::new() };
-        tables.known = tables.run("osi;predefined")?;
+        tables.known = tables.run(&["osi".into(), "predefined".into()], ZEROS)?;
         Ok(tables)
     }
 
-    /// Fails if an object cannot be evaluated as one of these versions, or differs between them.
-    /// Returns the answers to `_OSC` and `_DSM`.
+    /// Fails if an object cannot be evaluated as one of these versions, or differs between them, or
+    /// if the TPM gives another answer than it must. Returns the answers to `_OSC` and `_DSM`.
     pub(crate) fn evaluate(&self, versions: &[usize]) -> anyhow::Result<Vec<(String, String)>> {
         let mut first: Option<Vec<String>> = None;
         for &version in versions {
             let name = VERSIONS[version];
-            let text = self.run(&self.commands(version))?;
+            let text = self.run(&self.commands(version), ZEROS)?;
             let answers = answers(&text).with_context(|| format!("as {name}"))?;
             let first = first.get_or_insert_with(|| answers.clone());
             ensure!(*first == answers, "{name} sees other objects than {}", VERSIONS[versions[0]]);
+            self.ask_the_tpm(version).with_context(|| format!("as {name}"))?;
         }
         let answers = first.context("no version")?;
         eprintln!("{} versions evaluated {} lines", versions.len(), answers.len());
@@ -95,7 +113,18 @@ impl Tables {
     }
 
     /// The commands to acpiexec for one version.
-    fn commands(&self, version: usize) -> String {
+    fn commands(&self, version: usize) -> Vec<String> {
+        let mut commands = self.begin(version);
+        commands.extend(OBJECTS.map(|name| format!("all {name}")));
+        commands.push(OSC.into());
+        for path in self.methods() {
+            commands.extend(DSM.map(|uuid| format!("evaluate {path} {uuid} 1 0 [0]")));
+        }
+        commands
+    }
+
+    /// Makes acpiexec this version.
+    fn begin(&self, version: usize) -> Vec<String> {
         let knows = |name: &str| self.known.lines().any(|line| line.trim() == name);
         let mut commands = Vec::new();
         for (place, name) in VERSIONS.iter().enumerate() {
@@ -107,30 +136,51 @@ impl Tables {
         }
         // The interrupt model of a system with an I/O APIC.
         commands.push("evaluate \\_PIC 1".into());
-        commands.extend(OBJECTS.map(|name| format!("all {name}")));
-        commands.push(OSC.into());
-        let paths = self.known.lines().filter_map(|line| line.split_ascii_whitespace().next());
-        for path in paths.filter(|path| path.ends_with("._DSM")) {
-            let call = |uuid, (revision, function, words)| {
-                format!("evaluate {path} {uuid} {revision} {function} {words}")
-            };
-            commands.extend(DSM.map(|uuid| call(uuid, (1, 0, "[0]"))));
-            if path.contains("TPM") {
-                commands.extend(PRESENCE.map(|it| call(DSM[1], it)));
-                commands.push(call(DSM[2], CLEAR));
-            }
-        }
-        commands.join(";")
+        commands
     }
 
-    fn run(&self, commands: &str) -> anyhow::Result<String> {
+    /// The paths of all `_DSM`.
+    fn methods(&self) -> impl Iterator<Item = &str> {
+        let paths = self.known.lines().filter_map(|line| line.split_ascii_whitespace().next());
+        paths.filter(|path| path.ends_with("._DSM"))
+    }
+
+    /// Calls all functions of the TPM in turn, in one process: they leave requests in memory.
+    fn ask_the_tpm(&self, version: usize) -> anyhow::Result<()> {
+        let tpm = self.methods().find(|path| path.contains("TPM")).context("no TPM")?;
+        let mut commands = self.begin(version);
+        for (uuid, (revision, function, words, _)) in calls() {
+            commands.push(format!("evaluate {tpm} {uuid} {revision} {function} {words}"));
+        }
+        let text = self.run(&commands, ALLOWED)?;
+        let evaluation = format!("Evaluating {tpm}");
+        let mut rest = text.split(&evaluation).skip(1);
+        for (_, (revision, function, words, wanted)) in calls() {
+            let said = rest.next().context("a call has no answer")?;
+            let values = said.lines().filter_map(|line| line.trim().strip_prefix('['));
+            let values: Vec<_> =
+                values.map(|it| it.split("//").next().unwrap_or(it).trim()).collect();
+            let call = format!("function {function} of revision {revision} with {words}");
+            ensure!(values.join(", ") == wanted, "{call}: {values:?}, not {wanted}");
+        }
+        Ok(())
+    }
+
+    /// The output of commands, in a machine whose memory has this byte everywhere.
+    fn run(&self, commands: &[String], memory: &str) -> anyhow::Result<String> {
+        let input = self.folder.path().join("commands");
+        fs::write(&input, commands.join("\n") + "\nquit\n")?;
         let mut command = Command::new("acpiexec");
-        command.current_dir(self.folder.path()).args(["-b", commands]).args(&self.files);
-        let output = command.output().context("acpiexec")?;
+        command.current_dir(self.folder.path()).args(["-fv", memory]).args(&self.files);
+        let output = command.stdin(File::open(&input)?).output().context("acpiexec")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(output.status.success(), "acpiexec: {}\n{text}", output.status);
         Ok(text)
     }
+}
+
+fn calls() -> impl Iterator<Item = (&'static str, Call)> {
+    PRESENCE.into_iter().map(|it| (DSM[1], it)).chain([(DSM[2], CLEAR)])
 }
 
 /// The answers to the methods: the buffer after each evaluation, without the path. The number is
@@ -158,7 +208,10 @@ fn answers(text: &str) -> anyhow::Result<Vec<String>> {
     ensure!(errors.is_empty(), "acpiexec says:\n{}", errors.join("\n"));
     let lines = text.lines().skip_while(|line| !line.starts_with("Evaluating \\_PIC"));
     let lines = lines.filter(|line| {
-        !line.contains("returned object") && !line.contains("Outstanding allocations after")
+        let is_echo = line.starts_with("- ");
+        !is_echo
+            && !line.contains("returned object")
+            && !line.contains("Outstanding allocations after")
     });
     let lines: Vec<String> = lines.map(str::to_owned).collect();
     for name in OBJECTS {
