@@ -50,7 +50,7 @@ const QEMU_SHOWED: &str = include_str!("fwts/qemu.txt");
 const SCRIPT: &str = "\
 mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 mount -t securityfs securityfs /sys/kernel/security
-[ ! -e /efi_test.ko ] || insmod /efi_test.ko
+[ ! -e /efi_test.ko ] || insmod /efi_test.ko || exit 1
 cd /tmp
 /usr/bin/fwts -q -w 1000 -r log $@
 grep -h -E -B 1 '^(-{200,}$|PASSED|FAILED|SKIPPED|ABORTED)|skipping' log* |

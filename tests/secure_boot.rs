@@ -288,7 +288,8 @@ fn tests_the_firmware(booted: &mut Booted) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs tests of the firmware test suite, and returns what it printed. Its log is /tmp/fwts.log.
+/// Runs tests of the firmware test suite. Its log is /tmp/fwts.log. If it fails, returns what it
+/// printed.
 fn fwts(booted: &mut Booted, tests: &str) -> anyhow::Result<String> {
     let libraries = "/later/usr/lib/x86_64-linux-gnu";
     let run = format!(
