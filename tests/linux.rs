@@ -59,8 +59,9 @@ fn main() -> ExitCode {
     tests.push(test("12", says, pauses_and_ends_on_sigterm));
     tests.push(test("13", says, pauses_and_ends_on_sigterm).thorough());
     let says = "reacts_to_the_power_button";
+    // A pod of the suite `cluster` presses the button of its Linux.
     tests.push(test("12", says, reacts_to_the_power_button).thorough());
-    tests.push(test("13", says, reacts_to_the_power_button));
+    tests.push(test("13", says, reacts_to_the_power_button).thorough());
     // The suites `intel` and `rehearsal` restart Linux, too.
     tests.push(test("13", "reboots_in_the_same_process", reboots_in_the_same_process).thorough());
     tests.push(test("12", "reboots_in_the_same_process", reboots_in_the_same_process).thorough());

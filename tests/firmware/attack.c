@@ -18,6 +18,9 @@ module_param(attempt, charp, 0);
 /* TSEG, the SMRAM of this machine, or a part of it. */
 static ulong tseg;
 module_param(tseg, ulong, 0);
+/* Each takes two seconds: firmware waits for the processor that does not come. */
+static int rounds = 30;
+module_param(rounds, int, 0);
 
 /* The part of the flash that has the variables. */
 #define FLASH 0xffc00000
@@ -236,7 +239,7 @@ static const char *inits(void)
 	u64 words[14] = {};
 	int round;
 
-	for (round = 0; round < 30; round++) {
+	for (round = 0; round < rounds; round++) {
 		wrmsrl(X2APIC_ICR, 1ULL << 32 | INIT);
 		smi(0, words);
 		cond_resched();

@@ -116,7 +116,9 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
     }
     keeps_kvm_out(&mut booted)?;
     creates(stock, &mut booted, "pages")?;
-    let inits = format!("echo 0 > {SECOND}; . /attack; attack inits; echo 1 > {SECOND}; nproc");
+    let rounds = if lab::everything() { 30 } else { 5 };
+    let attack = format!(". /attack; attack inits {TSEG} rounds={rounds}");
+    let inits = format!("echo 0 > {SECOND}; {attack}; echo 1 > {SECOND}; nproc");
     let said = booted.run(&inits, BOOT)?;
     ensure!(said.split_whitespace().eq(["done", "2"]), "the second processor: {said}");
     creates(stock, &mut booted, "inits")?;
