@@ -8,14 +8,13 @@ mod nested;
 use std::process::ExitCode;
 
 use anyhow::ensure;
+use transom_tests::enlightened::Provider;
 use transom_tests::enlightened_linux::{
-    BOOT, Facts, KVM, OWN, SOON, a_panic_is_reported, crashes, guest, linux, uses_the_interface,
+    BOOT, Facts, SOON, a_panic_is_reported, crashes, guest, linux, uses_the_interface,
 };
 use transom_tests::guest::Guest;
-use transom_tests::lab::Lab;
+use transom_tests::lab::{self, Lab};
 use transom_tests::suite::{Suite, Test};
-
-const LOAD: &str = env!("CARGO_BIN_EXE_hyperv_load");
 
 const ASSETS: &[&str] = &[
     "BZIMAGE_12",
@@ -30,29 +29,28 @@ const ASSETS: &[&str] = &[
 
 fn main() -> ExitCode {
     let mut tests = Vec::new();
-    for provider in [&KVM, &OWN] {
+    for provider in [Provider::Kvm, Provider::Own] {
         for release in ["12", "13"] {
             for cpus in [1, 2, 4] {
                 let name = format!(
                     "linux_{release}_on_{cpus}_cpus_uses_the_interface_of_{}",
-                    provider.name
+                    provider.name()
                 );
-                let test =
-                    Test::new(name, move || uses_the_interface(provider, release, cpus, LOAD));
+                let test = Test::new(name, move || uses_the_interface(provider, release, cpus));
                 // `a_panic_is_reported` has the other provider, and the suite `intel` the other
                 // kernel.
-                let due = (provider.name, release, cpus) == (KVM.name, "13", 4);
+                let due = (provider, release, cpus) == (Provider::Kvm, "13", 4);
                 tests.push(if due { test } else { test.thorough() });
             }
         }
     }
     tests.push(Test::new("a_hidden_enlightenment_is_not_used", hides_single_enlightenments));
     tests.push(Test::new("a_hidden_hypervisor_is_not_seen", hides_the_hypervisor));
-    for provider in [&KVM, &OWN] {
-        let name = format!("a_panic_is_reported_by_{}", provider.name);
+    for provider in [Provider::Kvm, Provider::Own] {
+        let name = format!("a_panic_is_reported_by_{}", provider.name());
         let test = Test::new(name, move || a_panic_is_reported(provider));
         // `reports_of_crashes_are_limited` has KVM's.
-        tests.push(if provider.name == OWN.name { test } else { test.thorough() });
+        tests.push(if provider == Provider::Own { test } else { test.thorough() });
     }
     tests.push(Test::new("reports_of_crashes_are_limited", reports_of_crashes_are_limited));
     tests.push(Test::new("nested_virtualization_is_off_by_default", nested::is_off_by_default));
@@ -70,8 +68,9 @@ fn hides_single_enlightenments() -> anyhow::Result<()> {
     let words = "without=kvm:hv-stimer:hv-ipi:hv-tlbflush";
     let guest = Guest::transom().cpus("2").word("--hyperv").word("on");
     let linux = linux(guest.word("--features").word(words), "13")?;
-    let mut booted = linux.program(LOAD)?.boot(BOOT)?;
-    booted.run(&format!("{LOAD} 1"), SOON)?;
+    let load = lab::hyperv_load()?;
+    let mut booted = linux.program(&load)?.boot(BOOT)?;
+    booted.run(&format!("{load} 1"), SOON)?;
     let facts = Facts::of(&mut booted)?;
     // The count that stays 0 with hypercalls.
     ensure!(facts.number("TLB")? > 0.0, "no flush interrupted a processor");
@@ -108,7 +107,7 @@ done
 "#;
 
 fn reports_of_crashes_are_limited() -> anyhow::Result<()> {
-    let linux = linux(guest(&KVM, 1), "12")?.file("crashes.sh", CRASHES);
+    let linux = linux(guest(Provider::Kvm, 1), "12")?.file("crashes.sh", CRASHES);
     let mut booted = linux.boot(BOOT)?;
     booted.run("sh /crashes.sh", BOOT)?;
     let codes = crashes(&booted, 1)?;

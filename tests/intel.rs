@@ -8,8 +8,8 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::enlightened::{self, Enlightened};
-use transom_tests::enlightened_linux::{KVM, OWN, a_panic_is_reported, uses_the_interface};
+use transom_tests::enlightened::{Enlightened, Provider};
+use transom_tests::enlightened_linux::{a_panic_is_reported, uses_the_interface};
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::Linux;
@@ -23,10 +23,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 const ASSETS: [&str; 7] =
     ["BZIMAGE_12", "MSR_12", "BZIMAGE_13", "MSR_13", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX"];
-const LOAD: &str = env!("CARGO_BIN_EXE_hyperv_load");
 
-/// Linux takes Hyper-V's interface if KVM's own leaves are hidden.
-const LIKE_HYPERV: [&str; 4] = ["--hyperv", "kvm", "--features", "without=kvm"];
 /// The words of Linux about each part of the interface that it uses.
 const USES_HYPERV: [&str; 4] = [
     "Hypervisor detected: Microsoft Hyper-V",
@@ -50,27 +47,26 @@ fn main() -> ExitCode {
         Test::new("the_probe_passes_with_hyperv_on_12_processors", || {
             the_probe_passes(&["--hyperv", "on", "--cpus", "12,sockets=2,cores=3,threads=2"])
         }),
-        Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(enlightened::Provider::Kvm)),
-        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(enlightened::Provider::Own))
-            .thorough(),
+        Test::new("the_probe_uses_hyperv_of_kvm", || uses_hyperv(Provider::Kvm)),
+        Test::new("the_probe_uses_hyperv_of_ours", || uses_hyperv(Provider::Own)).thorough(),
         Test::new("linux_12_reboots_on_1_processor", || linux_reboots("12", "1", &[])).thorough(),
         Test::new("linux_12_reboots_on_2_processors_as_a_guest_of_hyperv", || {
-            linux_reboots("12", "2", &LIKE_HYPERV)
+            linux_reboots("12", "2", &Provider::Kvm.words())
         }),
         Test::new("linux_13_reboots_on_2_processors_as_a_guest_of_hyperv", || {
-            linux_reboots("13", "2", &LIKE_HYPERV)
+            linux_reboots("13", "2", &Provider::Kvm.words())
         })
         .thorough(),
         Test::new("cpuid_describes_the_layout", cpuid_describes_the_layout),
         Test::new("ovmf_restarts_after_each_reset", ovmf_restarts_after_each_reset),
     ];
-    for provider in [&KVM, &OWN] {
+    for provider in [Provider::Kvm, Provider::Own] {
         for release in ["12", "13"] {
-            let name = format!("linux_{release}_uses_the_interface_of_{}", provider.name);
-            let test = move || uses_the_interface(provider, release, 2, LOAD);
+            let name = format!("linux_{release}_uses_the_interface_of_{}", provider.name());
+            let test = move || uses_the_interface(provider, release, 2);
             tests.push(Test::new(name, test).thorough());
         }
-        let name = format!("a_panic_is_reported_by_{}", provider.name);
+        let name = format!("a_panic_is_reported_by_{}", provider.name());
         tests.push(Test::new(name, move || a_panic_is_reported(provider)).thorough());
     }
     for (extension, parameters) in OLD {
@@ -116,7 +112,7 @@ fn the_probe_passes(words: &[&str]) -> Result<()> {
 }
 
 /// All checks of Hyper-V's interface.
-fn uses_hyperv(provider: enlightened::Provider) -> Result<()> {
+fn uses_hyperv(provider: Provider) -> Result<()> {
     let mut it = Enlightened::start(provider, 2, "hyperv=1 then=halt")?;
     it.runs(1)?;
     it.end()
@@ -139,7 +135,7 @@ fn linux_reboots(release: &str, cpus: &str, words: &[&str]) -> Result<()> {
         for fault in ["unchecked MSR", "WARNING: CPU", "BUG:", "Hardware Error"] {
             ensure!(!log.contains(fault), "{fault}: {log}");
         }
-        for part in USES_HYPERV.iter().filter(|_| words == LIKE_HYPERV) {
+        for part in USES_HYPERV.iter().filter(|_| words == Provider::Kvm.words()) {
             ensure!(log.contains(part), "Linux does not say {part:?}: {log}");
         }
         if resets == 0 {

@@ -47,7 +47,7 @@ program() {
 "#;
 
 /// Attempts of root, in shell, and their output when they have no effect.
-const ATTEMPTS: &[(&str, &str)] = &[
+const BY_ROOT: &[(&str, &str)] = &[
     // D_OPEN, T_EN, and SMI_LOCK.
     ("poke 00:00.0 0x9d 0x48; peek 00:00.0 0x9d", "1a"),
     ("poke 00:00.0 0x9e 0x38; peek 00:00.0 0x9e", "3f"),
@@ -98,10 +98,10 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
     let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
     let linux = linux.cmdline("iomem=relaxed memmap=1M$0x10000000");
     let linux = linux.add(&lab::asset("ATTACK_13")?, attack::MODULE);
-    let linux = linux.file("attack", attack::FUNCTION);
+    let linux = linux.file("attack", &attack::function());
     let mut booted = linux.file("reach", REACH).file("create", CREATE).boot(MOVE)?;
     let before = fs::read(stock.store())?;
-    for (attempt, expected) in ATTEMPTS {
+    for (attempt, expected) in BY_ROOT {
         let said = booted.run(&format!(". /reach; {attempt}"), BOOT)?;
         let words: Vec<_> = said.split_whitespace().collect();
         ensure!(words.join(" ") == *expected, "{attempt}: {said}");

@@ -21,7 +21,7 @@ pub(crate) fn cannot_change_the_keys() -> anyhow::Result<()> {
     let linux = linux.modules(&lab::asset("MODULES_13")?, &["efivarfs"]);
     let linux = linux.add(&made("signed.ko")?, attack::MODULE);
     let linux = linux.add(&lab::asset("ATTACK_13")?, "/unsigned.ko");
-    let mut booted = linux.file("attack", attack::FUNCTION).boot(BOOT)?;
+    let mut booted = linux.file("attack", &attack::function()).boot(BOOT)?;
     is_locked_down(&mut booted)?;
     let loaded = booted.try_run("insmod /unsigned.ko attempt=once", SOON)?;
     ensure!(loaded.status != 0, "the kernel loaded a module without a signature");

@@ -5,14 +5,6 @@ pub const MODULE: &str = "/attack.ko";
 /// The machine's memory. TSEG is its last 16 MiB.
 pub const MEMORY: &str = "512M";
 pub const TSEG: u64 = 0x1f00_0000;
-/// The shell function `attack ATTEMPT [TSEG [PARAMETER]]`, which prints the module's result.
-pub const FUNCTION: &str = r#"
-attack() {
-  dmesg -c > /dev/null
-  insmod /attack.ko attempt=$1 tseg=${2-0x1f000000} $3 && rmmod attack
-  dmesg | sed -n 's/.*attack: result //p'
-}
-"#;
 /// Attempts, and their results when they have no effect.
 pub const ATTEMPTS: &[(&str, &str)] = &[
     ("enable", "21"),
@@ -21,3 +13,15 @@ pub const ATTEMPTS: &[(&str, &str)] = &[
     ("timers", "refused"),
     ("controller", "refused"),
 ];
+
+/// The shell function `attack ATTEMPT [TSEG [PARAMETER]]`, which prints the module's result.
+pub fn function() -> String {
+    format!(
+        "attack() {{
+           dmesg -c > /dev/null
+           insmod {MODULE} attempt=$1 tseg=${{2-{TSEG:#x}}} $3 && rmmod attack
+           dmesg | sed -n 's/.*attack: result //p'
+         }}
+"
+    )
+}

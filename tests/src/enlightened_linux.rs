@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
+use crate::enlightened::Provider;
 use crate::guest::Guest;
 use crate::lab;
 use crate::linux::{Booted, Linux};
@@ -17,30 +18,6 @@ pub const BOOT: Duration = Duration::from_secs(180);
 /// The limit for a command, or the end of a process.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// One implementation of the interface, and the parts that it offers.
-pub struct Provider {
-    pub name: &'static str,
-    words: &'static [&'static str],
-    /// Synthetic timers in direct mode, and VP assist pages.
-    timers: bool,
-    /// Hypercalls for TLB flushes and interrupts between processors.
-    hypercalls: bool,
-}
-
-pub const KVM: Provider = Provider {
-    name: "kvm",
-    words: &["--hyperv", "kvm", "--features", "without=kvm"],
-    timers: true,
-    hypercalls: true,
-};
-
-pub const OWN: Provider = Provider {
-    name: "ours",
-    words: &["--hyperv", "own", "--features", "without=kvm"],
-    timers: false,
-    hypercalls: false,
-};
-
 /// A guest that tells its [`Facts`]. The suite has the assets `BZIMAGE_` and `MSR_`.
 pub fn linux(guest: Guest, release: &str) -> anyhow::Result<Linux> {
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
@@ -48,9 +25,9 @@ pub fn linux(guest: Guest, release: &str) -> anyhow::Result<Linux> {
     Ok(linux.first("insmod /msr.ko").file("facts.sh", FACTS))
 }
 
-pub fn guest(provider: &Provider, cpus: usize) -> Guest {
+pub fn guest(provider: Provider, cpus: usize) -> Guest {
     let guest = Guest::transom().cpus(&cpus.to_string()).word("--jail").word("on");
-    provider.words.iter().fold(guest, |guest, word| guest.word(*word))
+    provider.words().into_iter().fold(guest, |guest, word| guest.word(word))
 }
 
 /// Prints what the kernel has taken, in lines `NAME: VALUE`; registers as bytes.
@@ -114,7 +91,7 @@ impl Facts {
     }
 
     /// Fails where the kernel did not take what the provider offers.
-    fn show_the_interface(&self, provider: &Provider, cpus: usize) -> anyhow::Result<()> {
+    fn show_the_interface(&self, provider: Provider, cpus: usize) -> anyhow::Result<()> {
         self.is("hypervisor", "Microsoft Hyper-V")?;
         self.is("clock source", "hyperv_clocksource_tsc_page")?;
         ensure!(self.register(GUEST_OS_ID, 0)? != 0, "the guest has no identity");
@@ -123,7 +100,7 @@ impl Facts {
         for cpu in 0..cpus {
             let index = self.register(VP_INDEX, cpu)?;
             ensure!(index == cpu as u64, "processor {cpu} has the index {index}");
-            if !provider.timers {
+            if !provider.is_whole() {
                 continue;
             }
             let assist = self.register(VP_ASSIST_PAGE, cpu)?;
@@ -135,7 +112,7 @@ impl Facts {
             let ticks = self.number(&format!("stimer0 {cpu}"))?;
             ensure!(ticks > 10.0, "processor {cpu} had {ticks} timer interrupts");
         }
-        if provider.hypercalls {
+        if provider.is_whole() {
             self.is("flush", "1")?;
             self.is("IPI", "1")?;
         }
@@ -151,21 +128,15 @@ const VP_ASSIST_PAGE: u32 = 0x4000_0073;
 const STIMER0_CONFIG: u32 = 0x4000_00b0;
 const CRASH_CTL: u32 = 0x4000_0105;
 
-/// `load` is the program `hyperv_load`.
-pub fn uses_the_interface(
-    provider: &Provider,
-    release: &str,
-    cpus: usize,
-    load: &str,
-) -> anyhow::Result<()> {
+pub fn uses_the_interface(provider: Provider, release: &str, cpus: usize) -> anyhow::Result<()> {
     let linux = linux(guest(provider, cpus), release)?;
-    let mut booted = linux.program(load)?.boot(BOOT)?;
-    works_under_load(&mut booted, provider, cpus, load)?;
+    let mut booted = linux.program(&lab::hyperv_load()?)?.boot(BOOT)?;
+    works_under_load(&mut booted, provider, cpus)?;
     for reset in 1..=2 {
         booted.running.send("reboot -f")?;
         booted.ready(BOOT)?;
         ensure!(booted.running.resets()? == reset, "not {reset} resets");
-        works_under_load(&mut booted, provider, cpus, load)?;
+        works_under_load(&mut booted, provider, cpus)?;
     }
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
@@ -177,16 +148,11 @@ const BUSY: u64 = 4;
 /// the time in which the guest starts programs.
 const DRIFT: f64 = 0.5;
 
-fn works_under_load(
-    booted: &mut Booted,
-    provider: &Provider,
-    cpus: usize,
-    load: &str,
-) -> anyhow::Result<()> {
+fn works_under_load(booted: &mut Booted, provider: Provider, cpus: usize) -> anyhow::Result<()> {
     let before = Facts::of(booted)?;
     before.show_the_interface(provider, cpus)?;
     let (clock, host) = (uptime(booted)?, Instant::now());
-    let said = booted.run(&format!("{load} {BUSY}"), SOON)?;
+    let said = booted.run(&format!("{} {BUSY}", lab::hyperv_load()?), SOON)?;
     say!("{said}");
     let (passed, real) = (uptime(booted)? - clock, host.elapsed().as_secs_f64());
     ensure!((passed - real).abs() < DRIFT, "{passed} s passed in the guest, {real} s on the host");
@@ -199,7 +165,7 @@ fn works_under_load(
     let least = (cpus * 10) as f64;
     ensure!(unmapped >= least && woken >= least && slept >= least, "too little was done: {said}");
     ensure!(late < 2000.0, "a timer was late: {said}");
-    if cpus > 1 && provider.hypercalls {
+    if cpus > 1 && provider.is_whole() {
         let grown = |name: &str| Ok::<_, anyhow::Error>(after.number(name)? - before.number(name)?);
         // Linux counts only flushes that interrupt a processor.
         let interrupts = grown("TLB")?;
@@ -222,7 +188,7 @@ fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
 }
 
 /// The kernel of Debian 12 reports a panic only with a VMBus, which is not there.
-pub fn a_panic_is_reported(provider: &Provider) -> anyhow::Result<()> {
+pub fn a_panic_is_reported(provider: Provider) -> anyhow::Result<()> {
     let mut booted = linux(guest(provider, 2), "13")?.boot(BOOT)?;
     let facts = Facts::of(&mut booted)?;
     let notify = facts.register(CRASH_CTL, 0)?;

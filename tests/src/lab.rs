@@ -92,7 +92,7 @@ impl Lab {
             let mut lab = Command::new(repository().join("tests/lab/lab-intel"));
             lab.args(["-t", &self.limit().to_string(), "-M", model]);
             // The lab has no files of this machine but these.
-            let load = profile()?.join("hyperv_load");
+            let load = hyperv_load()?.into();
             for path in [env::current_exe()?, vmm()?, load, repository().join("tests/lab")] {
                 lab.arg("-a").arg(path);
             }
@@ -205,6 +205,12 @@ pub fn vmm() -> anyhow::Result<PathBuf> {
     let path = profile()?.join("vmm");
     ensure!(path.exists(), "{}: missing; build it with this profile", path.display());
     Ok(path)
+}
+
+/// The program that keeps a Linux guest busy, for guests of any suite.
+pub fn hyperv_load() -> anyhow::Result<String> {
+    let path = profile()?.join("hyperv_load");
+    path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{path:?}: not UTF-8"))
 }
 
 /// Builds the programs with our profile. Outside of cargo, the existing ones are used.
