@@ -177,8 +177,8 @@ impl Machine {
         let (cpus, pairs) = (drivers::processors(mode).to_string(), pairs.unwrap_or(1));
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control");
-        let device = format!("virtio-net,to={network},mac={ADDRESS},pairs={pairs}{device}");
-        let device = format!("{device},slot={SLOT:x}.0");
+        let device =
+            format!("virtio-net,to={network},mac={ADDRESS},slot={SLOT:x}.0,pairs={pairs}{device}");
         let words =
             format!("driver=netkvm mode={mode} host=vmm processors={cpus} pairs={pairs}{words}");
         let mut machine = Command::new(vmm());

@@ -19,14 +19,6 @@ enum { SECONDS = 120 };
 static STDVGA_HW_CONTEXT context;
 static u32 pictures;
 
-static int find(PciAddress *where)
-{
-    for (where->device = where->function = 0; where->device < 32; where->device++)
-        if (pci_read(*where, PCI_ID) == ID)
-            return 1;
-    return 0;
-}
-
 static void add(CM_PARTIAL_RESOURCE_LIST *to, u64 address, u64 length)
 {
     CM_PARTIAL_RESOURCE_DESCRIPTOR *it = &to->PartialDescriptors[to->Count++];
@@ -124,7 +116,7 @@ void display_run(void)
 {
     PciAddress where;
     set_prefix("stdvga", "modes");
-    if (!wanted("driver", "stdvga") || !wanted("mode", "modes") || !find(&where))
+    if (!wanted("driver", "stdvga") || !wanted("mode", "modes") || !pci_find(ID, &where))
         return;
     pages_find();
     power_button_enable();

@@ -42,7 +42,6 @@ static struct {
     volatile u32 *registers;
     int busy;
     u32 sent, back, wrong, unsent, stalls, interrupts;
-    u32 goal; /* of `back` */
 } card;
 
 static u32 get(u32 offset)
@@ -53,15 +52,6 @@ static u32 get(u32 offset)
 static void set(u32 offset, u32 value)
 {
     card.registers[offset / 4] = value;
-}
-
-static int find(void)
-{
-    PciAddress *it = &card.pci;
-    for (it->device = it->function = 0; it->device < 32; it->device++)
-        if (pci_read(*it, PCI_ID) == VENDOR_DEVICE)
-            return 1;
-    return 0;
 }
 
 static void ring(u32 base, volatile Descriptor *from)
@@ -119,7 +109,7 @@ void intel_start(void)
     u32 low = 0, high = 0;
     memset(&card, 0, sizeof card);
     /* With messages, nobody looks for interrupts of lines. */
-    if (nic.interrupts.messages || !find())
+    if (nic.interrupts.messages || !pci_find(VENDOR_DEVICE, &card.pci))
         return;
     pci_bars(card.pci, bars);
     card.registers = map_device(bars[0].address, bars[0].length);
@@ -149,14 +139,9 @@ void intel_begin(u32 check)
         send();
 }
 
-static int has_gone_on(void *)
+static int has_reached(void *goal)
 {
-    return card.back >= card.goal;
-}
-
-static int has_all(void *)
-{
-    return card.back == card.sent;
+    return card.back >= *(u32 *)goal;
 }
 
 void intel_end(void)
@@ -164,10 +149,10 @@ void intel_end(void)
     enum { PATIENCE = 20000000 };
     if (!card.busy)
         return;
-    card.goal = card.back + UNDER_WAY;
-    card.stalls += !wait_until(has_gone_on, NULL, PATIENCE);
+    u32 goal = card.back + UNDER_WAY;
+    card.stalls += !wait_until(has_reached, &goal, PATIENCE);
     card.busy = 0;
-    card.stalls += !wait_until(has_all, NULL, PATIENCE);
+    card.stalls += !wait_until(has_reached, &card.sent, PATIENCE);
 }
 
 /* The interrupt controller's input for a slot below 25: four inputs serve them (`_PRT`). */

@@ -126,6 +126,8 @@ typedef struct {
 u32 pci_bars(PciAddress, PciBar bars[6]);
 /* bars.c: moves the BARs of a stopped device to places that depend on `turn`; returns success. */
 int bars_move(PciAddress, u32 turn);
+/* Finds the first device with this vendor (the low half) and device; whether there is one. */
+int pci_find(u32 id, PciAddress *where);
 /* 0: no such virtio device; 1: subsystem or revision differ from the driver's INF; 2: they match.
  */
 int virtio_find(u16 device, PciAddress *where);

@@ -83,17 +83,20 @@ u8 pci_capability(PciAddress where, u8 id)
     return 0;
 }
 
+int pci_find(u32 id, PciAddress *where)
+{
+    for (where->device = where->function = 0; where->device < 32; where->device++)
+        if (pci_read(*where, PCI_ID) == id)
+            return 1;
+    return 0;
+}
+
 int virtio_find(u16 device, PciAddress *where)
 {
-    for (u8 number = 0; number < 32; number++) {
-        PciAddress at = {number, 0};
-        if (pci_read(at, PCI_ID) != (VIRTIO_VENDOR | (u32)device << 16))
-            continue;
-        *where = at;
-        int subsystem = pci_read(at, PCI_SUBSYSTEM) >> 16 == QEMU_SUBSYSTEM;
-        return subsystem && (pci_read(at, PCI_REVISION) & 0xff) == MODERN_REVISION ? 2 : 1;
-    }
-    return 0;
+    if (!pci_find(VIRTIO_VENDOR | (u32)device << 16, where))
+        return 0;
+    int subsystem = pci_read(*where, PCI_SUBSYSTEM) >> 16 == QEMU_SUBSYSTEM;
+    return subsystem && (pci_read(*where, PCI_REVISION) & 0xff) == MODERN_REVISION ? 2 : 1;
 }
 
 /* entry.S maps the first 4 GiB. Above, this adds a page of 2 MiB where needed; none is removed. */
