@@ -76,7 +76,7 @@ const MARK: &str = "0x11111111";
 /// A guest-physical address, and the bytes of TSEG and RAM.
 const MARKED: u64 = 0x1000_0000;
 const TSEG_BYTES: usize = 16 << 20;
-const RAM_BYTES: u64 = 512 << 20;
+const RAM_BYTES: u64 = TSEG + TSEG_BYTES as u64;
 /// The memory that the attempt `pages` names.
 const PAGES_BYTES: usize = 16 << 12;
 

@@ -13,6 +13,7 @@ use super::{BOOT, SOON, STARTED, is_locked_down, made, starts, with_smm};
 
 /// The commands of all numbers take long in a lab.
 const ATTACK: Duration = Duration::from_secs(900);
+
 /// Afterwards, and after a reset, firmware refuses an unsigned program and starts a signed one.
 pub(crate) fn cannot_change_the_keys() -> anyhow::Result<()> {
     let mut stock = with_smm("test")?;
