@@ -178,11 +178,7 @@ fn uplink(folder: &Path) -> anyhow::Result<Service> {
 
 fn passt(folder: &Path) -> anyhow::Result<Service> {
     let socket = folder.join("passt");
-    let tree = lab::asset("PASST")?;
-    // It runs from its unpacked package, with its own libc.
-    let mut command = process::Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
-    command.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
-    command.arg(tree.join("usr/bin/passt"));
+    let mut command = lab::unpacked("PASST", "usr/bin/passt")?;
     let words = ["--foreground", "--quiet", "--ipv4-only", "--interface", "up0", "--socket"];
     let mut service = Service::start(command.args(words).arg(&socket))?;
     service.wait_for_file(&socket, SOON)?;

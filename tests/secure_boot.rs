@@ -9,7 +9,7 @@ mod hostile_kernel;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -194,9 +194,8 @@ fn reads_the_store() -> anyhow::Result<()> {
 /// Runs another program for variable stores.
 fn virt_fw_vars(words: &[&Path]) -> anyhow::Result<()> {
     let tree = lab::asset("VIRT_FIRMWARE")?;
-    let mut program = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
-    program.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
-    program.arg(tree.join("usr/bin/python3")).arg(tree.join("usr/bin/virt-fw-vars")).args(words);
+    let mut program = lab::unpacked("VIRT_FIRMWARE", "usr/bin/python3")?;
+    program.arg(tree.join("usr/bin/virt-fw-vars")).args(words);
     let output = program.env("PYTHONHOME", tree.join("usr")).output().context("virt-fw-vars")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())

@@ -360,11 +360,8 @@ impl Drop for Running {
 /// QEMU from its unpacked packages, with its own libraries: the program and its first arguments.
 pub fn qemu() -> anyhow::Result<Command> {
     let tree = lab::asset("QEMU")?;
-    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
-    let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
-    command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
-    command.arg("--library-path").arg(libraries);
-    command.arg(tree.join("usr/bin/qemu-system-x86_64"));
+    let mut command = lab::unpacked("QEMU", "usr/bin/qemu-system-x86_64")?;
+    command.env("QEMU_MODULE_DIR", tree.join("usr/lib/x86_64-linux-gnu/qemu"));
     for folder in ["usr/share/qemu", "usr/share/seabios"] {
         command.arg("-L").arg(tree.join(folder));
     }

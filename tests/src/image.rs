@@ -1,7 +1,7 @@
 //! Checks disk images with `qemu-img`, from the asset `QEMU_IMG`.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use anyhow::{Context, ensure};
 
@@ -34,10 +34,6 @@ fn complaint(words: &[&str], image: &Path, output: &Output) -> String {
 }
 
 fn run(words: &[&str], image: &Path, more: &[&str]) -> anyhow::Result<Output> {
-    let tree = lab::asset("QEMU_IMG")?;
-    // The program runs from its unpacked packages, with its own libraries.
-    let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
-    command.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
-    command.arg(tree.join("usr/bin/qemu-img")).args(words).arg(image).args(more);
-    command.output().context("qemu-img")
+    let mut command = lab::unpacked("QEMU_IMG", "usr/bin/qemu-img")?;
+    command.args(words).arg(image).args(more).output().context("qemu-img")
 }

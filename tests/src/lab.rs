@@ -202,15 +202,19 @@ pub fn temporary() -> anyhow::Result<PathBuf> {
 }
 
 pub fn vmm() -> anyhow::Result<PathBuf> {
-    let path = profile()?.join("vmm");
-    ensure!(path.exists(), "{}: missing; build it with this profile", path.display());
-    Ok(path)
+    program("vmm")
 }
 
 /// The program that keeps a Linux guest busy, for guests of any suite.
 pub fn hyperv_load() -> anyhow::Result<String> {
-    let path = profile()?.join("hyperv_load");
-    path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{path:?}: not UTF-8"))
+    let path = program("hyperv_load")?.into_os_string();
+    path.into_string().map_err(|path| anyhow::anyhow!("{path:?}: not UTF-8"))
+}
+
+fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let path = profile()?.join(name);
+    ensure!(path.exists(), "{}: missing; build it with this profile", path.display());
+    Ok(path)
 }
 
 /// Builds the programs with our profile. Outside of cargo, the existing ones are used.
@@ -245,6 +249,15 @@ pub fn asset(name: &str) -> anyhow::Result<PathBuf> {
     ensure!(!inside(), "{name}: this asset is not in the suite's list");
     let found = assets(&[name])?.pop();
     Ok(found.with_context(|| format!("{name}: no such asset"))?.1)
+}
+
+/// A program of an asset that is a tree of unpacked packages, with its own libraries.
+pub fn unpacked(asset: &str, program: &str) -> anyhow::Result<Command> {
+    let tree = self::asset(asset)?;
+    let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(tree.join("usr/lib/x86_64-linux-gnu"));
+    command.arg(tree.join(program));
+    Ok(command)
 }
 
 fn assets(names: &[&str]) -> anyhow::Result<Vec<(String, PathBuf)>> {

@@ -77,12 +77,8 @@ pub fn ip(words: &str) -> anyhow::Result<String> {
 
 /// Runs a program of the asset `NET_TOOLS` on this host and returns its output.
 pub fn tool(words: &str) -> anyhow::Result<String> {
-    let tree = lab::asset("NET_TOOLS")?;
-    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
     let (program, words) = words.split_once(' ').unwrap_or((words, ""));
-    // The program runs from its unpacked packages, with its own libraries.
-    let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-    command.arg("--library-path").arg(&libraries).arg(tree.join(program));
+    let mut command = lab::unpacked("NET_TOOLS", program)?;
     output_of(command.args(words.split(' ')), &format!("{program} {words}"))
 }
 
