@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 
 use crate::screenshot::{self, Picture};
 pub use crate::snapshot::Then;
+pub use crate::status::Status;
 use host::keyvalue;
 use host::size::Size;
 use screen::keys::Combination;
@@ -500,10 +501,8 @@ pub fn parse_answer(line: &[u8]) -> anyhow::Result<Value> {
     let whole = line.len() as u64 == MAX_ANSWER_BYTES && !line.ends_with(b"\n");
     ensure!(!whole, "answer longer than {MAX_ANSWER_BYTES} bytes: not a machine of this program");
     let mut answer: Value = serde_json::from_slice(line).context("the machine is gone")?;
-    match answer.get("error").and_then(Value::as_str) {
-        Some(error) => bail!("{error}"),
-        None => Ok(answer["ok"].take()),
-    }
+    answer.get("error").and_then(Value::as_str).map_or(Ok(()), |error| bail!("{error}"))?;
+    Ok(answer.get_mut("ok").map(Value::take).unwrap_or_default())
 }
 
 impl Command {
