@@ -8,6 +8,8 @@ mod agent;
 mod clones;
 #[path = "cluster/idle.rs"]
 mod idle;
+#[path = "cluster/migrate.rs"]
+mod migrate;
 #[path = "cluster/pod.rs"]
 mod pod;
 #[path = "cluster/share.rs"]
@@ -31,6 +33,7 @@ use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 
 use self::pod::{ALL, BOOT, DiskOf, OWNER, Pod, Profile, line};
+use self::suspend::Change;
 use self::town::{GIVE, MTU, OUTSIDE, OUTSIDE_6, TAKE, Town, WHO, data, six};
 
 const ASSETS: &[&str] = &["POD_DISK", "BOOT_CD", "OVMF_CODE_12", "QEMU_IMG"];
@@ -92,7 +95,9 @@ const TAP: Profile = Profile {
         "HOST=BOB",
         "DISK_TYPE=blk",
         "BOOT_MODE=windows_secure",
-        suspend::WORD,
+        migrate::WORD,
+        migrate::PAUSE,
+        "TIMEOUT=900",
         suspend::MODEL,
     ],
 };
@@ -131,7 +136,8 @@ fn restricted() -> anyhow::Result<()> {
 /// The pod is suspended and continued.
 fn goes_on(town: &Town, pod: &mut Pod, guest: &str) -> anyhow::Result<()> {
     // In the user-mode network, connections are the pod's.
-    suspend::continues(town, pod, guest, false).with_context(|| pod.log())?;
+    let change = Change { without: &[suspend::WORD], with: &[] };
+    suspend::continues(town, pod, guest, false, &change).with_context(|| pod.log())?;
     timed(pod, "the agent after a suspension", |pod| suspend::knows_the_time(town, pod))
 }
 
@@ -170,7 +176,10 @@ fn with_a_tap() -> anyhow::Result<()> {
         ensure!(status == 503, "{path}: {said}");
     }
     serves(&town, &TAP, &mut pod, "BOB").with_context(|| pod.log())?;
-    suspend::continues(&town, &mut pod, "BOB", true).with_context(|| pod.log())?;
+    let mut pod = migrate::moves(&town, pod, "BOB")?;
+    // Others shut down as usual, and continue with all features of the processor.
+    let change = Change { without: &[migrate::WORD, suspend::MODEL], with: &["TIMEOUT=180"] };
+    suspend::continues(&town, &mut pod, "BOB", true, &change).with_context(|| pod.log())?;
     stops(&mut pod, BY_BUTTON)
 }
 

@@ -12,7 +12,7 @@ use container::ask;
 use container::settings::environment;
 use container::settings::host::Host;
 use container::settings::settle::settle;
-use serde_json::Value;
+use serde_json::{Value, json};
 use transom_tests::program::not_run;
 use transom_tests::python::{PYTHON, fetch};
 
@@ -101,7 +101,7 @@ fn is_restricted(pod: &Value) -> Result<()> {
         let rights = &container["securityContext"];
         ensure!(rights["allowPrivilegeEscalation"] == false, "allowPrivilegeEscalation");
         ensure!(rights["privileged"].as_bool() != Some(true), "privileged");
-        ensure!(rights["capabilities"]["drop"] == serde_json::json!(["ALL"]), "capabilities");
+        ensure!(rights["capabilities"]["drop"] == json!(["ALL"]), "capabilities");
         ensure!(rights["capabilities"].get("add").is_none(), "capabilities");
         ensure!(
             container["ports"]
@@ -345,14 +345,10 @@ fn reads_its_base(pod: &Value, place: &str) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_monitor_can_be_combined_with_a_profile() -> Result<()> {
-    const TEST: &str = "the monitor beside a profile";
-    if !runs_here(TEST) {
-        return Ok(());
-    }
+/// The manifests of the profile `tap` with a component. Nothing without kubectl.
+fn with_component(component: &str) -> Result<Option<Vec<Value>>> {
     let own = tempfile::tempdir()?;
-    for part in ["base", "egress", "tap", "monitor"] {
+    for part in ["base", "egress", "tap", component] {
         let (from, to) = (folder().join(part), own.path().join(part));
         fs::create_dir(&to)?;
         for file in fs::read_dir(from)? {
@@ -362,8 +358,54 @@ fn the_monitor_can_be_combined_with_a_profile() -> Result<()> {
     }
     let mine = own.path().join("mine");
     fs::create_dir(&mine)?;
-    fs::write(mine.join("kustomization.yaml"), "resources: [../tap]\ncomponents: [../monitor]\n")?;
-    let Some(all) = render(&mine)? else {
+    let text = format!("resources: [../tap]\ncomponents: [../{component}]\n");
+    fs::write(mine.join("kustomization.yaml"), text)?;
+    render(&mine)
+}
+
+#[test]
+fn a_component_lets_the_machine_move() -> Result<()> {
+    const TEST: &str = "the component for migration beside a profile";
+    if !runs_here(TEST) {
+        return Ok(());
+    }
+    let Some(all) = with_component("migrate")? else {
+        not_run(TEST, "there is no kubectl");
+        return Ok(());
+    };
+    let deployment = &find(&all, "Deployment")?["spec"];
+    let strategy = json!({
+        "type": "RollingUpdate",
+        "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 1 },
+    });
+    ensure!(deployment["strategy"] == strategy, "{deployment}");
+    let pod = &deployment["template"];
+    let variables = pod["spec"]["containers"][0]["env"].as_array().context("variables")?;
+    let variable = |name: &str| variables.iter().find(|it| it["name"] == name);
+    let value = |name: &str| variable(name).and_then(|it| it["value"].as_str()).context("a value");
+    ensure!(value("SHUTDOWN")? == "migrate", "{variables:?}");
+    let timeout: u64 = value("TIMEOUT")?.parse()?;
+    let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64();
+    ensure!(grace > Some(timeout), "{timeout} s of {grace:?} s");
+    let claim = &find(&all, "PersistentVolumeClaim")?["spec"];
+    ensure!(claim["accessModes"] == json!(["ReadWriteMany"]), "{claim}");
+    let is_own = |it: &&Value| it["metadata"]["name"] == "windows-migrate";
+    let policy = all.iter().find(is_own).context("no policy")?;
+    let rule = &policy["spec"]["egress"][0];
+    let port = container::settings::Settings::defaults().pod.migration.port.0;
+    ensure!(rule["ports"][0]["port"] == port, "{rule}");
+    let pods = &rule["to"][0]["podSelector"]["matchLabels"];
+    ensure!(*pods == pod["metadata"]["labels"], "{rule}");
+    Ok(())
+}
+
+#[test]
+fn the_monitor_can_be_combined_with_a_profile() -> Result<()> {
+    const TEST: &str = "the monitor beside a profile";
+    if !runs_here(TEST) {
+        return Ok(());
+    }
+    let Some(all) = with_component("monitor")? else {
         not_run(TEST, "there is no kubectl");
         return Ok(());
     };

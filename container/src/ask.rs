@@ -20,9 +20,9 @@ use serde_json::Value;
 use vmm::control::Client;
 
 use crate::pod::child::program;
-use crate::pod::doze;
 use crate::pod::inquiry::{LogLines, Question};
 use crate::pod::runtime_folder::RuntimeFolder;
+use crate::pod::{departure, doze};
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 use crate::story::Line;
@@ -159,6 +159,17 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Moves the machine to another pod, and returns what is known of that.
+pub fn migrate(wait: Duration, within: Option<Duration>) -> anyhow::Result<String> {
+    let mut pod = Pod::find()?;
+    // It takes as long as the machine's memory needs.
+    pod.0.get_ref().set_read_timeout(None)?;
+    let question =
+        Question::Migrate { wait: wait.as_secs(), within: within.map(|it| it.as_secs()) };
+    let moved = serde_json::from_slice(&pod.ask(&question)?)?;
+    Ok(format!("{}\n", departure::sentence(&moved)))
 }
 
 /// USB devices of the host, one per line, with the machine's name of those that are attached.

@@ -155,6 +155,15 @@ const COMMANDS: &[Command] = &[
         run: snapshot,
     },
     Command {
+        name: "migrate",
+        usage: "[--wait SECONDS] [--within SECONDS]",
+        help: "Moves the running machine to another pod on the same volume, which waits for it: \
+               start both with SHUTDOWN=migrate. This pod ends then. With --wait, waits for the \
+               other pod. With --within, gives up after this time, and the machine stays. \
+               Stopping the pod moves the machine, too.",
+        run: migrate,
+    },
+    Command {
         name: "password",
         usage: "",
         help: "Prints the password of the screen, and in further lines the one for VNC viewers, \
@@ -448,6 +457,22 @@ fn usb(words: &[String]) -> anyhow::Result<u8> {
         }
         _ => Err(usage("usb takes nothing, or attach DEVICE, or detach DEVICE")),
     }
+}
+
+fn migrate(words: &[String]) -> anyhow::Result<u8> {
+    let (mut words, mut wait, mut within) = (words, Duration::ZERO, None);
+    while let [option, rest @ ..] = words {
+        let wrong = || usage(format!("migrate: {option} is unknown, or lacks its seconds"));
+        let [seconds, rest @ ..] = rest else { return Err(wrong()) };
+        let seconds = seconds.parse().map(Duration::from_secs).map_err(|_| wrong())?;
+        match &**option {
+            "--wait" => wait = seconds,
+            "--within" => within = Some(seconds),
+            _ => return Err(wrong()),
+        }
+        words = rest;
+    }
+    print(&ask::migrate(wait, within)?)
 }
 
 fn snapshot(words: &[String]) -> anyhow::Result<u8> {

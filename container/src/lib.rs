@@ -20,6 +20,7 @@ pub mod kept;
 pub mod log;
 pub mod media;
 pub mod medium;
+pub mod migration;
 pub mod net;
 pub mod plan;
 pub mod pod;

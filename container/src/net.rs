@@ -9,7 +9,7 @@ mod capabilities;
 pub mod dhcp;
 pub mod dns;
 pub mod hosts;
-mod link;
+pub mod link;
 pub mod macvtap;
 pub mod nat;
 pub mod relay;

@@ -21,6 +21,7 @@ use crate::kept;
 use crate::media::wim::{Architecture, Entry};
 use crate::media::windows::Media;
 use crate::medium;
+use crate::migration::Running;
 use crate::pod::{kvm, machine};
 use crate::settings::environment::{self, Environment, ParsedEnvironment};
 use crate::settings::host::Host;
@@ -62,6 +63,23 @@ pub struct Plan {
 impl Plan {
     /// Makes the plan from the environment and from the host below `root`.
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
+        Self::with(environment, root, None)
+    }
+
+    /// The plan for the machine of another pod, which moves here.
+    pub fn for_arrival(
+        environment: &Environment,
+        root: &Path,
+        running: &Running,
+    ) -> anyhow::Result<Self> {
+        Self::with(environment, root, Some(running))
+    }
+
+    fn with(
+        environment: &Environment,
+        root: &Path,
+        running: Option<&Running>,
+    ) -> anyhow::Result<Self> {
         let mut input = environment::read(environment)?;
         let volume = below(root, &input.settings.storage.folder);
         let disk = disks::find(0, &input.settings, root)?;
@@ -103,7 +121,10 @@ impl Plan {
         }
         let is_new = next.as_ref().is_some_and(|next| !next.step.keeps());
         firmware::adjust_boot_mode(&mut input, &source, media.as_ref(), is_new);
-        let goes_on = goes_on::find(&mut input, &mut sizes, &source, &disk, root)?;
+        let goes_on = match running {
+            Some(running) => Some(goes_on::arrive(&mut input, &mut sizes, running, root)),
+            None => goes_on::find(&mut input, &mut sizes, &source, &disk, root)?,
+        };
         let mut warnings = input.warnings.clone();
         warnings.extend(next.as_ref().and_then(Next::warning));
         warnings.extend(notes);
@@ -111,8 +132,8 @@ impl Plan {
             .map_err(|error| status::with(Status::Setup, error))?
             .map(|unattended| Unattended { is_new, ..unattended });
         warnings.extend(notes::notes(&input, &source, media.as_ref(), unattended.as_ref(), root));
-        if goes_on == Some(GoesOn::Suspended) {
-            check_suspended(&input.settings, &source, is_new, root)?;
+        if let (Some(goes_on), Some(why)) = (&goes_on, obstacle(&input.settings, &source, is_new)) {
+            goes_on.check(why, &suspended::folder(&input.settings, root))?;
         }
         let mut plan = Self { input, sizes, goes_on, source, next, media, unattended, warnings };
         plan.check_answers(root).map_err(|error| status::with(Status::Setup, error))?;
@@ -124,6 +145,11 @@ impl Plan {
     /// Whether a machine is suspended on the volume, and continues.
     pub fn is_suspended(&self) -> bool {
         self.goes_on == Some(GoesOn::Suspended)
+    }
+
+    /// Whether the machine of another pod moves here.
+    pub fn arrives(&self) -> bool {
+        self.goes_on == Some(GoesOn::Arriving)
     }
 
     /// The folder with the memory of the machine of which this one is a clone.
@@ -374,21 +400,15 @@ fn changed(input: &ParsedEnvironment) -> Vec<(&'static str, String)> {
     changed
 }
 
-/// Fails if the settings do not fit to a suspended machine.
-fn check_suspended(
-    settings: &Settings,
-    source: &Source,
-    is_new: bool,
-    root: &Path,
-) -> anyhow::Result<()> {
-    let obstacle = match source {
+/// Why the settings do not fit to a machine that goes on.
+fn obstacle(settings: &Settings, source: &Source, is_new: bool) -> Option<&'static str> {
+    Some(match source {
         _ if is_new => "the settings install the guest anew",
         Source::Medium(_) | Source::Download(_) => "the settings boot from an ISO",
         _ if settings.machine.clear => "CLEAR=Y resets its firmware",
         _ if settings.disk.ephemeral => "EPHEMERAL=Y keeps nothing",
-        _ => return Ok(()),
-    };
-    Err(suspended::failure(&suspended::folder(settings, root), obstacle))
+        _ => return None,
+    })
 }
 
 /// Errors are reported elsewhere, so their text is empty.
@@ -410,6 +430,7 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     if let Some(goes_on) = &plan.goes_on {
         let machine = match goes_on {
             GoesOn::Suspended => "the machine is suspended",
+            GoesOn::Arriving => "the machine of another pod",
             GoesOn::Clone(_) => "the machine of BASE",
         };
         writeln!(text, "continues: {machine}").expect("a string takes all");

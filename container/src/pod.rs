@@ -1,10 +1,13 @@
 //! The pod: prepares the machine that the environment describes, runs it, and ends it. This file is
 //! the recipe.
 
+mod arrival;
+mod assembly;
 pub mod balloon;
 pub mod boot_retry;
 pub mod child;
 pub mod console;
+pub mod departure;
 pub mod doze;
 mod failure;
 pub mod fetch;
@@ -35,43 +38,39 @@ mod watch;
 use std::fs;
 use std::mem;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use tokio::runtime::Builder;
 use tokio::sync::Mutex;
-use vmm::config::{self, Checks, Cloning, Restore};
 
+use self::arrival::{Arriving, Waited};
 use self::boot_retry::KeyPrompt;
 use self::child::{BootEvents, Child, Options};
+use self::departure::Departure;
 use self::freeze::Freezer;
-use self::guard::{CERTIFICATE_FILE, Guard};
+use self::guard::Guard;
 use self::idle::Counters;
 use self::inquiry::EndNotice;
-use self::machine::{Cd, Parts};
 use self::network::{GuestAddress, Network};
 use self::runtime_folder::RuntimeFolder;
-use self::setup::{Installation, PluggedDisk};
 use self::share::ShareServer;
 use self::stop::Signals;
 use self::suspend::SuspendFolder;
 use self::thread::run_in_thread;
-use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
-use crate::disks::{self, original};
 use crate::jail::{self, Capabilities};
-use crate::media::windows::Media;
 use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
+use crate::settings::Shutdown;
 use crate::settings::environment::{self, Environment};
 use crate::settings::host;
 use crate::settings::value;
-use crate::setup_disk::SetupDisk;
-use crate::snapshots::{self, Shelf, restore};
+use crate::snapshots::{self, Shelf};
 use crate::source::Source;
 use crate::status::{SIGNALS, Status};
 use crate::story::{Phase, Story, log_layer};
@@ -134,6 +133,7 @@ struct Outside {
     web: Arc<WebState>,
     monitors: Arc<Monitors>,
     freezer: Freezer,
+    departure: Arc<OnceLock<Departure>>,
 }
 
 /// A pod after the first preparations.
@@ -141,8 +141,7 @@ struct Pod {
     plan: Arc<Plan>,
     /// `None` for the probe, which keeps nothing.
     volume: Option<Volume>,
-    /// `None` if the machine cannot be suspended, or is not to be.
-    suspend_folder: Option<SuspendFolder>,
+    continuity: Continuity,
     runtime_folder: RuntimeFolder,
     guard: Guard,
     web: Arc<WebState>,
@@ -158,6 +157,16 @@ struct Pod {
     /// Number of processes of our control group that the kernel had killed for lack of memory when
     /// the pod began.
     oom_kills: u64,
+}
+
+/// The means by which the machine goes on without a boot.
+struct Continuity {
+    /// Not set if the machine cannot be suspended, is not to be, or has just arrived.
+    suspend_folder: OnceLock<SuspendFolder>,
+    /// Set if the machine can move to another pod.
+    departure: Arc<OnceLock<Departure>>,
+    /// The connection through which the machine comes from another pod.
+    arriving: Arriving,
 }
 
 /// Runs the pod until it ends or fails. Sets `shown` when the web port is open; it is served until
@@ -209,10 +218,17 @@ async fn run_to_end(
     let end_notice = EndNotice::default();
     let encrypts = settings.pod.snapshot_key.is_some();
     let freezer = Freezer::new(runtime_folder.control(), agent.clone(), encrypts);
-    let socket = runtime_folder.pod();
-    inquiry::open(&socket, web.clone(), end_notice.clone(), freezer.clone()).map(tokio::spawn)?;
+    let departure = Arc::<OnceLock<Departure>>::default();
+    let parts = inquiry::Parts {
+        web: web.clone(),
+        end_notice: end_notice.clone(),
+        freezer: freezer.clone(),
+        departure: departure.clone(),
+    };
+    inquiry::open(&runtime_folder.pod(), parts).map(tokio::spawn)?;
     let story = story.clone();
-    let outside = Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer };
+    let outside =
+        Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer, departure };
     let status = fetch_and_run(plan, environment, volume, outside, signals).await;
     // Other statuses are failures of the machine.
     if status.as_ref().is_ok_and(|status| *status == 0 || *status > SIGNALS) {
@@ -262,8 +278,19 @@ async fn fetch_and_run(
     outside: Outside,
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
+    let plan = match arrival::wait(plan, environment, &outside.story, signals).await? {
+        Waited::Alone(plan) => plan,
+        Waited::Arrives(plan, arriving) => {
+            let pod = Pod::new(plan, volume, outside, arriving)?;
+            return run_machine(&Arc::new(pod), signals).await;
+        }
+        Waited::Ended(status) => return Ok(status),
+    };
     match fetch::fetch(plan, environment, &outside.story, signals).await? {
-        Ok(plan) => run_machine(&Arc::new(Pod::new(plan, volume, outside)?), signals).await,
+        Ok(plan) => {
+            let pod = Pod::new(plan, volume, outside, Arriving::default())?;
+            run_machine(&Arc::new(pod), signals).await
+        }
         Err(status) => Ok(status),
     }
 }
@@ -305,19 +332,28 @@ fn prepare_folders(plan: &Plan) -> anyhow::Result<(RuntimeFolder, Option<Volume>
 }
 
 impl Pod {
-    fn new(plan: Arc<Plan>, volume: Option<Volume>, outside: Outside) -> anyhow::Result<Self> {
-        let Outside { runtime_folder, guard, story, guest, agent, web, monitors, freezer } =
-            outside;
+    fn new(
+        plan: Arc<Plan>,
+        volume: Option<Volume>,
+        outside: Outside,
+        arriving: Arriving,
+    ) -> anyhow::Result<Self> {
+        let Outside { runtime_folder, guard, story, guest, agent, web, monitors, .. } = outside;
+        let (freezer, departure) = (outside.freezer, outside.departure);
         // Fetching may have taken hours.
         snapshots::check(&Shelf::new(&plan.input.settings, Path::new("/")))?;
         let rescue = machine::rescue(Path::new("/"), &plan.input.settings.storage.folder);
         let key_prompt = KeyPrompt::of(&plan.source, plan.media.as_ref(), rescue.as_deref());
-        let suspend_folder = SuspendFolder::prepare(&plan, Path::new("/"))?;
-        if let (Some(folder), Some(memory)) = (&suspend_folder, plan.cloned()) {
+        // The other pod has the folder of a machine that arrives.
+        let folder = match plan.arrives() {
+            true => None,
+            false => SuspendFolder::prepare(&plan, Path::new("/"))?,
+        };
+        if let (Some(folder), Some(memory)) = (&folder, plan.cloned()) {
             folder.count_memory(memory);
         }
-        Ok(Self {
-            suspend_folder,
+        let pod = Self {
+            continuity: Continuity { suspend_folder: OnceLock::new(), departure, arriving },
             plan,
             volume,
             runtime_folder,
@@ -331,7 +367,34 @@ impl Pod {
             freezer,
             counters: OnceLock::new(),
             oom_kills: host::oom_kills(Path::new("/")),
-        })
+        };
+        if let Err(error) = pod.keep(folder) {
+            tracing::warn!("SHUTDOWN=migrate: the machine does not move: {error:#}");
+        }
+        Ok(pod)
+    }
+
+    /// Lets the machine be suspended there, and move to other pods.
+    fn keep(&self, folder: Option<SuspendFolder>) -> anyhow::Result<()> {
+        let Some(folder) = folder else { return Ok(()) };
+        let folder = self.continuity.suspend_folder.get_or_init(|| folder);
+        let settings = &self.plan.input.settings;
+        if settings.pod.shutdown != Shutdown::Migrate || !folder.saves {
+            return Ok(());
+        }
+        ensure!(
+            !settings.network.dhcp,
+            "with DHCP=Y, two cards with its address would be on the network"
+        );
+        let (control, story) = (self.runtime_folder.control(), self.story.clone());
+        let departure = Departure::announce(&self.plan, folder.path(), control, story)?;
+        self.continuity.departure.get_or_init(|| departure);
+        Ok(())
+    }
+
+    /// `None` if the machine cannot be suspended, or is not to be.
+    fn suspend_folder(&self) -> Option<&SuspendFolder> {
+        self.continuity.suspend_folder.get().filter(|folder| folder.saves)
     }
 
     /// The caller ends the network, also after an error.
@@ -365,7 +428,7 @@ impl Pod {
         }
         parts.unnamed.bequeath()?;
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
-        let does = if parts.restore.is_some() { "Continuing" } else { "Starting" };
+        let does = if self.is_continued() { "Continuing" } else { "Starting" };
         self.story.enter(Phase::Booting, &format!("{does} {}…", self.plan.name()));
         let options = Options::of(settings, &self.plan.source);
         let (mut child, events) =
@@ -383,31 +446,6 @@ impl Pod {
         // Keep the lock until the process exists: from then on `watch` handles signals.
         drop(network);
         Ok((child, events))
-    }
-
-    fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
-        let machine = &self.plan.input.settings.machine;
-        let wanted = self.plan.input.settings.has_tpm();
-        let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
-        // After CLEAR=Y, it is new at each start.
-        if !machine.clear {
-            volume.compare_tpm(machine.boot);
-        }
-        let kept = || volume.tpm(machine.boot);
-        let memory = match (self.plan.input.settings.disk.ephemeral, machine.clear) {
-            (true, true) => volume.ephemeral_tpm(None)?,
-            (true, false) => volume.ephemeral_tpm(Some(&kept()?))?,
-            (false, _) => kept()?,
-        };
-        Tpm::start(memory, &self.runtime_folder.tpm()).map(Some)
-    }
-
-    /// The set-up disk, after the machine's process has inherited it.
-    fn plugged(&self, disk: Option<SetupDisk>, config: &config::Config) -> Option<PluggedDisk> {
-        let disk = disk?;
-        let name = machine::name_of(config, &disk.path())?;
-        let control = self.runtime_folder.control();
-        Some(PluggedDisk { memory: disk.close(), name, control })
     }
 
     /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
@@ -432,131 +470,18 @@ impl Pod {
 
     /// The suspended machine, if there is one, which continues.
     fn suspended(&self) -> Option<&SuspendFolder> {
-        self.suspend_folder.as_ref().filter(|folder| folder.continues)
+        self.suspend_folder().filter(|folder| folder.continues)
     }
 
-    /// The parts of the machine, except the network.
-    fn parts(&self) -> anyhow::Result<Parts> {
-        let settings = &self.plan.input.settings;
-        let mut parts = Parts {
-            control: self.runtime_folder.control(),
-            agent: self.runtime_folder.agent(),
-            listeners: vec![Guard::screen_socket(settings, &self.runtime_folder)],
-            ..Parts::default()
-        };
-        parts.identity.generation = restore::generation(&Shelf::new(settings, Path::new("/")));
-        let clones = self.plan.cloned().map(clone);
-        parts.restore = self.suspended().and_then(SuspendFolder::restore).or(clones);
-        if let Some(restore) = &mut parts.restore {
-            restore.key = settings.pod.snapshot_key.as_ref().map(|key| key.0.clone());
-            parts.control = self.runtime_folder.waking();
-        }
-        if let Some(volume) = &self.volume {
-            self.store(volume, &mut parts)?;
-        }
-        Ok(parts)
+    /// Whether the guest does not boot, but goes on.
+    fn is_continued(&self) -> bool {
+        self.plan.goes_on.is_some()
     }
 
-    /// Adds disks, media and the firmware's memory to the parts.
-    fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
-        let settings = &self.plan.input.settings;
-        let boot = settings.machine.boot;
-        if let Some(next) = self.plan.next.as_ref().filter(|_| !settings.disk.disable) {
-            volume.begin(next, settings, Path::new("/"), &self.story)?;
-        }
-        let password = self.guard.account_password(&self.plan, volume, &self.runtime_folder)?;
-        if let Some(made) = self.guard.shown_password(&self.runtime_folder) {
-            self.web.show_account(&settings.account.user.0, &made);
-        }
-        self.prepare_desktop(volume);
-        parts.identity.uuid = volume.uuid()?;
-        let found = smm::firmware(boot)?;
-        let base = original::folder(settings, Path::new("/"))?;
-        if self.plan.cloned().is_some() {
-            volume.begin_anew(settings, Path::new("/"))?;
-        }
-        let vars = self.variables(volume, &found.template, base.as_deref())?;
-        let vars = match settings.disk.ephemeral {
-            true => volume.ephemeral_copy(&vars, &mut parts.unnamed)?,
-            false => vars,
-        };
-        if let (Some(_), Some(base)) = (self.plan.cloned(), &base) {
-            volume.take_over(settings, base, &vars)?;
-        }
-        volume.save_boot_mode(boot)?;
-        (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
-        let (root, folder) = (Path::new("/"), &settings.storage.folder);
-        parts.rescue = machine::rescue(root, folder);
-        if let Source::Medium(medium) = &self.plan.source {
-            let patch = self.plan.media.as_ref().and_then(Media::patch).cloned();
-            parts.media.push(Cd { path: medium.clone(), patch });
-        }
-        let unattended = self.plan.unattended.as_ref();
-        let bundle = unattended.and_then(|it| it.bundle.as_deref());
-        if let Some(installation) = Installation::of(&self.plan, bundle)? {
-            installation.keep_hardware(volume)?;
-            parts.hardware = installation.hardware();
-            parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
-        }
-        parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
-        if settings.disk.disable {
-            return Ok(());
-        }
-        if self.suspended().is_some() {
-            // They must be as they were.
-            parts.disks = disks::all(settings, root)?;
-            return Ok(());
-        }
-        if settings.disk.ephemeral {
-            parts.disks = volume.ephemeral_disks(settings, &self.plan.sizes, &mut parts.unnamed)?;
-            return Ok(());
-        }
-        parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
-        parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
-        Ok(())
+    /// Whether its disks and the firmware's variables must stay as they are.
+    fn is_unchanged(&self) -> bool {
+        self.suspended().is_some() || self.plan.arrives()
     }
-
-    /// The firmware's variables.
-    fn variables(
-        &self,
-        volume: &Volume,
-        template: &Path,
-        base: Option<&Path>,
-    ) -> anyhow::Result<PathBuf> {
-        let settings = &self.plan.input.settings;
-        let boot = settings.machine.boot;
-        if self.suspended().is_some() {
-            // They must be as they were.
-            return Ok(volume.kept_vars(boot));
-        }
-        match (settings.machine.clear, settings.disk.ephemeral) {
-            // Those of the volume are neither used nor changed.
-            (true, true) => return Ok(template.to_owned()),
-            (true, false) => volume.clear(settings, Path::new("/"))?,
-            (false, _) => {}
-        }
-        volume.vars(boot, template, base.filter(|_| !settings.machine.clear))
-    }
-
-    /// Prepares the page of the remote desktop.
-    fn prepare_desktop(&self, volume: &Volume) {
-        let settings = &self.plan.input.settings;
-        let certificate = volume.file(CERTIFICATE_FILE);
-        if self.plan.next.as_ref().is_some_and(|next| !next.step.keeps()) {
-            // That of an earlier installation.
-            fs::remove_file(&certificate).ok();
-        }
-        self.web.desktop.keep_certificate(certificate);
-        if let Some(password) = self.guard.desktop_password(settings, volume) {
-            self.web.desktop.set_login(&settings.account.user.0, password);
-        }
-    }
-}
-
-/// A clone of the machine in this folder. Its disks are over those of that machine.
-fn clone(memory: &Path) -> Restore {
-    let (dir, options, clone) = (memory.to_owned(), config::Options::Given, Cloning::On);
-    Restore { dir, options, clone, check: Checks::First, paused: true, ..Restore::default() }
 }
 
 /// The line that tools wait for, in the reference image's words.

@@ -128,6 +128,12 @@ impl Settings {
         .collect()
     }
 
+    /// The port at which the pod waits for the machine of another one, if it may.
+    pub fn migrate_port(&self) -> Option<u16> {
+        let waits = self.pod.shutdown == Shutdown::Migrate;
+        u16::try_from(self.pod.migration.port.0).ok().filter(|_| waits)
+    }
+
     /// The port for VNC viewers, or nothing if the pod has no VNC server.
     pub fn vnc(&self) -> Option<u16> {
         let is = self.screen.display.value;
@@ -453,10 +459,19 @@ pub enum Shutdown {
     Off,
     /// The machine is saved on the volume.
     Suspend,
+    /// The machine moves to another pod on the volume. If there is none, it is saved.
+    Migrate,
+}
+
+impl Shutdown {
+    /// Whether the machine is to go on where it was.
+    pub const fn keeps_running_state(self) -> bool {
+        matches!(self, Self::Suspend | Self::Migrate)
+    }
 }
 
 impl Value for Shutdown {
-    const ACCEPTS: &'static str = "Y, N or suspend";
+    const ACCEPTS: &'static str = "Y, N, suspend or migrate";
     const LENIENT: bool = true;
 
     fn read(text: &str) -> anyhow::Result<Self> {
@@ -464,6 +479,7 @@ impl Value for Shutdown {
             Some(true) => Ok(Self::Ask),
             Some(false) => Ok(Self::Off),
             None if text.eq_ignore_ascii_case("suspend") => Ok(Self::Suspend),
+            None if text.eq_ignore_ascii_case("migrate") => Ok(Self::Migrate),
             None => anyhow::bail!("give {}", Self::ACCEPTS),
         }
     }
@@ -473,6 +489,7 @@ impl Value for Shutdown {
             Self::Ask => "Y",
             Self::Off => "N",
             Self::Suspend => "suspend",
+            Self::Migrate => "migrate",
         }
         .to_owned()
     }
@@ -488,12 +505,22 @@ choices! {
     Json "json";
 }
 
+/// The move of a machine to another pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Migration {
+    /// Where a pod waits for the machine of another one.
+    pub port: Port,
+    /// Milliseconds for which the guest may stand still.
+    pub pause: Within<1, 10_000>,
+}
+
 /// Logging, shutdown and compatibility of the pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
     /// Name of the pod, shown on pages and used in file names.
     pub app: FileName,
     pub shutdown: Shutdown,
+    pub migration: Migration,
     /// Seconds that a shutdown may take.
     pub timeout: Within<1, 86400>,
     /// The machine sleeps when nobody has needed it for this long.

@@ -44,8 +44,11 @@ pub fn refuses_key(
 
 /// Gives a machine that goes on the sizes that its guest knows. Others would have to wait until it
 /// has shut down. Returns a note if they have to.
-pub fn keep_sizes(sizes: &mut Sizes, machine: &Header, name: &str) -> Option<String> {
-    let (processors, memory) = (machine.processors, machine.memory);
+pub fn keep_sizes(
+    sizes: &mut Sizes,
+    (processors, memory): (u32, u64),
+    name: &str,
+) -> Option<String> {
     let same = sizes.processors == processors && sizes.memory >> 20 == memory >> 20;
     (sizes.processors, sizes.memory) = (processors, memory);
     (!same).then(|| {

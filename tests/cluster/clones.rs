@@ -129,14 +129,14 @@ pub(crate) fn share_a_base() -> anyhow::Result<()> {
     ensure!(last_change(&base)? == before, "the base has changed");
     // Another base would mix two systems.
     fs::write(base.with_file_name("windows.sealed"), "another one")?;
-    keeps.again(NOTHING)?;
+    keeps.again(NOTHING, NOTHING)?;
     let (status, log) = (keeps.ends(BUDGET)?, keeps.log());
     ensure!(status == DISK && log.contains("has changed since"), "{status}: {log}");
     Ok(())
 }
 
 fn starts_again(town: &Town, keeps: &mut Pod, identity: &str) -> anyhow::Result<()> {
-    keeps.again(NOTHING)?;
+    keeps.again(NOTHING, NOTHING)?;
     keeps.says("the guest serves", 1, BOOT)?;
     reads(town, keeps, KEEPS.name)?;
     let again = keeps.guest(town, IDENTITY)?;
@@ -181,14 +181,14 @@ pub(crate) fn share_a_memory() -> anyhow::Result<()> {
     stops(&mut first)?;
     ensure!(first.log().contains("Windows is suspended"), "{}", first.log());
     // It continues where it was itself.
-    first.again(NOTHING)?;
+    first.again(NOTHING, NOTHING)?;
     first.says("Windows continues where it was suspended", 1, SOON)?;
     ensure!(first.guest(&town, MEMORY)? == before, "another memory: {}", first.log());
     reads(&town, &first, FIRST.name)?;
     kills(&first)?;
     first.ends(BUDGET)?;
     // From now on it has a disk of its own.
-    first.again(NOTHING)?;
+    first.again(NOTHING, NOTHING)?;
     first.says("the guest serves", 1, BOOT)?;
     reads(&town, &first, FIRST.name)?;
     let after = first.guest(&town, IDENTITY)?;
@@ -270,7 +270,7 @@ fn seals(town: &Town) -> anyhow::Result<String> {
     ensure!(text.contains("the guest of a pod gives up its identity"), "{text}");
     let status = pod.ends(BUDGET)?;
     ensure!(status == 0 && pod.log().contains("Windows is off"), "{status}: {}", pod.log());
-    pod.again(NOTHING)?;
+    pod.again(NOTHING, NOTHING)?;
     let status = pod.ends(BUDGET)?;
     ensure!(status == STATE && pod.log().contains("is sealed"), "{status}: {}", pod.log());
     let firmware = lab::asset("OVMF_CODE_12")?;

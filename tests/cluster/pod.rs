@@ -95,16 +95,9 @@ pub(crate) struct Pod {
 impl Pod {
     /// Starts a pod, and waits until its machine is about to run the guest.
     pub(crate) fn start(town: &Town, profile: &Profile) -> anyhow::Result<Self> {
-        let name = profile.name;
-        let space = town.space(name, profile.last)?;
-        let folder = town.folder.path().join(name);
+        let folder = town.folder.path().join(profile.name);
         let volume = folder.join("volume");
-        for it in ["volume", "root/usr"] {
-            fs::create_dir_all(folder.join(it))?;
-        }
-        for (link, to) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")] {
-            std::os::unix::fs::symlink(to, folder.join("root").join(link))?;
-        }
+        fs::create_dir_all(&volume)?;
         // Owner and mode as a cluster with fsGroup sets them.
         chown(&volume, Some(profile.owner), Some(profile.owner))?;
         fs::set_permissions(&volume, Permissions::from_mode(0o2775))?;
@@ -116,25 +109,47 @@ impl Pod {
             fs::create_dir(volume.join("shared"))?;
             chown(volume.join("shared"), Some(OWNER), Some(OWNER))?;
         }
+        let mut pod = Self::launch(town, profile, volume)?;
+        // The last log line before the guest's first instruction.
+        pod.says("vnc: listening at a Unix socket", 1, BOOT)?;
+        let age = pod.age();
+        say!("{}: the guest's first instruction {age:.2} s after the start of runc", pod.name);
+        Ok(pod)
+    }
+
+    /// Starts another pod on the same volume.
+    pub(crate) fn beside(&self, town: &Town, profile: &Profile) -> anyhow::Result<Self> {
+        let folder = town.folder.path().join(profile.name);
+        fs::create_dir(&folder)?;
+        std::os::unix::fs::symlink(&self.volume, folder.join("volume"))?;
+        Self::launch(town, profile, self.volume.clone())
+    }
+
+    fn launch(town: &Town, profile: &Profile, volume: PathBuf) -> anyhow::Result<Self> {
+        let name = profile.name;
+        let space = town.space(name, profile.last)?;
+        let folder = town.folder.path().join(name);
+        fs::create_dir_all(folder.join("root/usr"))?;
+        for (link, to) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")] {
+            std::os::unix::fs::symlink(to, folder.join("root").join(link))?;
+        }
         let container = container(town, profile, &space, &folder)?;
         fs::write(folder.join("config.json"), container.to_string())?;
         let start = Instant::now();
         let child = run(name, &folder)?;
-        let mut pod =
-            Self { name, address: four(profile.last), space, volume, folder, start, child };
-        // The last log line before the guest's first instruction.
-        pod.says("vnc: listening at a Unix socket", 1, BOOT)?;
-        say!("{name}: the guest's first instruction {:.2} s after the start of runc", pod.age());
-        Ok(pod)
+        Ok(Self { name, address: four(profile.last), space, volume, folder, start, child })
     }
 
-    /// Starts it again after its end, in a new container, without these variables. Its log begins
-    /// anew.
-    pub(crate) fn again(&mut self, without: &[&str]) -> anyhow::Result<()> {
+    /// Starts it again after its end, in a new container, without the first variables and with the
+    /// others, which may replace some. Its log begins anew.
+    pub(crate) fn again(&mut self, without: &[&str], with: &[&str]) -> anyhow::Result<()> {
         let file = self.folder.join("config.json");
         let mut container: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
         let words = container["process"]["env"].as_array_mut().context("no variables")?;
         words.retain(|word| without.iter().all(|it| *word != *it));
+        let name = |word: &str| word.split('=').next().map(str::to_owned);
+        words.retain(|word| with.iter().all(|it| word.as_str().and_then(name) != name(it)));
+        words.extend(with.iter().copied().map(Value::from));
         fs::write(&file, container.to_string())?;
         self.start = Instant::now();
         self.child = run(self.name, &self.folder)?;
@@ -310,13 +325,20 @@ impl Pod {
     }
 }
 
-impl Drop for Pod {
-    fn drop(&mut self) {
+impl Pod {
+    /// Kills all of its processes at once, as when its node fails.
+    pub(crate) fn fails(&mut self) {
         // The container may be gone already.
         let mut delete = runc(&["delete", "--force", &id(self.name)]);
         delete.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
         self.child.kill().ok();
         self.child.wait().ok();
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.fails();
     }
 }
 

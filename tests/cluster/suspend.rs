@@ -19,18 +19,26 @@ pub(crate) const WORD: &str = "SHUTDOWN=suspend";
 pub(crate) const MODEL: &str = "CPU_MODEL=x86-64-v2-AES";
 
 /// The identity of the guest's boot, and a file in its memory.
-const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
+pub(crate) const MEMORY: &str = "cat /proc/sys/kernel/random/boot_id; md5sum /data";
 /// How long the guest is suspended at least, and how wrong its clock may be then, in seconds.
 const ASLEEP: u64 = 4;
 const WRONG: u64 = 2;
 
-/// Suspends a pod with `WORD`, and continues it without that and `MODEL`. A connection of its guest
-/// outlives that if `outlives` is set.
+/// The variables that a pod has no more, and its new ones.
+#[derive(Default)]
+pub(crate) struct Change {
+    pub(crate) without: &'static [&'static str],
+    pub(crate) with: &'static [&'static str],
+}
+
+/// Suspends a pod, and continues it with other variables. A connection of its guest outlives that
+/// if `outlives` is set.
 pub(crate) fn continues(
     town: &Town,
     pod: &mut Pod,
     guest: &str,
     outlives: bool,
+    change: &Change,
 ) -> anyhow::Result<()> {
     pod.guest(town, "[ -e /data ] || head -c 1000000 /dev/urandom > /data")?;
     // QEMU's agent sets no clock without this program, which would set the real-time clock, too.
@@ -47,7 +55,7 @@ pub(crate) fn continues(
     say!("{}: suspended in {:.1} s", pod.name, start.elapsed().as_secs_f64());
     ensure!(pod.volume.join("windows.suspended/machine.json").exists(), "{log}");
     sleep(Duration::from_secs(ASLEEP));
-    pod.again(&[WORD, MODEL])?;
+    pod.again(change.without, change.with)?;
     pod.says("Windows continues where it was suspended", 1, BOOT)?;
     say!("{}: continued {:.1} s after the start of runc", pod.name, pod.age());
     if outlives {

@@ -50,6 +50,16 @@ impl Block {
     }
 }
 
+/// The addresses at which other hosts may reach the pod.
+pub async fn own_addresses() -> anyhow::Result<Vec<IpAddr>> {
+    let pod = Links::open()?.read().await?;
+    let local = |address: &IpAddr| match address {
+        IpAddr::V4(it) => it.is_loopback() || it.is_link_local(),
+        IpAddr::V6(it) => it.is_loopback() || it.is_unicast_link_local(),
+    };
+    Ok(pod.addresses.into_iter().map(|(_, it, _)| it).filter(|it| !local(it)).collect())
+}
+
 /// The abstract socket whose holder owns the pod's network.
 const OWNER: &str = "transom/nat";
 

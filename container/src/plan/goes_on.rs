@@ -6,10 +6,12 @@ use vmm::control::snapshot;
 
 use crate::disks::{FoundDisk, below, original};
 use crate::kept;
+use crate::migration::Running;
 use crate::settings::NetworkKind;
 use crate::settings::environment::ParsedEnvironment;
 use crate::settings::settle::Sizes;
 use crate::source::Source;
+use crate::status::{Failure, Status};
 use crate::suspended;
 
 /// Why machines do not go on whose memory is not encrypted although there is a key, and the ways
@@ -26,8 +28,53 @@ const TRUST_BASE: &str = "it is not encrypted, so others may have changed it: ta
 pub enum GoesOn {
     /// It is suspended on the volume.
     Suspended,
+    /// It runs in another pod, and moves here.
+    Arriving,
     /// It is a clone of the machine whose memory is in this folder.
     Clone(PathBuf),
+}
+
+impl GoesOn {
+    /// Fails with this obstacle, if it is one for such a machine. `folder` is that of the suspended
+    /// machine.
+    pub(super) fn check(&self, obstacle: &str, folder: &Path) -> anyhow::Result<()> {
+        match self {
+            Self::Suspended => Err(suspended::failure(folder, obstacle)),
+            Self::Arriving => {
+                let sentence = format!(
+                    "the machine of the other pod does not fit here: {obstacle}. Give both pods \
+                     the same settings"
+                );
+                Err(Failure::new(Status::State, sentence))
+            }
+            // It has checks of its own.
+            Self::Clone(_) => Ok(()),
+        }
+    }
+}
+
+/// The machine of another pod that moves here. It keeps what its guest knows.
+pub(super) fn arrive(
+    input: &mut ParsedEnvironment,
+    sizes: &mut Sizes,
+    running: &Running,
+    root: &Path,
+) -> GoesOn {
+    let known = (running.processors, running.memory);
+    input.warnings.extend(suspended::keep_sizes(sizes, known, "the machine of the other pod"));
+    keep_network(input, root);
+    GoesOn::Arriving
+}
+
+/// The guest keeps the address that it has in user mode.
+fn keep_network(input: &mut ParsedEnvironment, root: &Path) {
+    let volume = below(root, &input.settings.storage.folder);
+    kept::recall_address(input, &volume);
+    let network = &mut input.settings.network;
+    if network.kept.is_some() && !network.dhcp && !input.names.contains("NETWORK") {
+        // It was in user mode, which its guest still has.
+        network.kind = NetworkKind::User;
+    }
 }
 
 /// Whether the machine goes on. It keeps what its guest knows: its sizes, and its address.
@@ -45,15 +92,10 @@ pub(super) fn find(
         if let Some(why) = suspended::refuses_key(&machine, &input.settings, TRUST_VOLUME) {
             return Err(suspended::failure(&folder, why));
         }
-        let note = suspended::keep_sizes(sizes, &machine, "the suspended machine");
+        let known = (machine.processors, machine.memory);
+        let note = suspended::keep_sizes(sizes, known, "the suspended machine");
         input.warnings.extend(note);
-        let volume = below(root, &input.settings.storage.folder);
-        kept::recall_address(input, &volume);
-        let network = &mut input.settings.network;
-        if network.kept.is_some() && !network.dhcp && !input.names.contains("NETWORK") {
-            // It was in user mode, which its guest still has.
-            network.kind = NetworkKind::User;
-        }
+        keep_network(input, root);
         return Ok(Some(GoesOn::Suspended));
     }
     let disk = disk.as_ref().filter(|_| matches!(source, Source::Disk(_)));
@@ -87,7 +129,8 @@ pub(super) fn find(
     if let Some(why) = suspended::refuses_key(&machine, &input.settings, TRUST_BASE) {
         return Err(failure(why));
     }
-    input.warnings.extend(suspended::keep_sizes(sizes, &machine, "the machine of BASE"));
+    let known = (machine.processors, machine.memory);
+    input.warnings.extend(suspended::keep_sizes(sizes, known, "the machine of BASE"));
     // The guest knows the size of its disk.
     sizes.disk = below.and_then(|below| below.length()).unwrap_or(0);
     kept::recall_address(input, memory.parent().unwrap_or(&memory));

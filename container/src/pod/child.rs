@@ -166,6 +166,15 @@ impl Child {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// Whether the guest has the set-up disk.
+    pub fn has_setup_disk(&self) -> bool {
+        self.setup_disk.is_some()
+    }
+
     pub fn id(&self) -> Option<u32> {
         self.process.id()
     }

@@ -144,7 +144,7 @@ impl Idle {
     pub(super) fn start(pod: &Pod, child: &Child) -> Option<Self> {
         let limit = pod.plan.input.settings.pod.idle?.0;
         let counters = pod.counters.get().cloned().unwrap_or_default();
-        let obstacle = match (&pod.suspend_folder, &*counters) {
+        let obstacle = match (pod.suspend_folder(), &*counters) {
             (None, _) => Some("it cannot be saved (the log says why)"),
             (_, Counters::Unwatched) => Some("with DHCP=Y no connection could wake it"),
             (Some(_), _) => None,
@@ -156,7 +156,7 @@ impl Idle {
             doze::report(Report { limit, since, measures: Vec::new(), obstacle });
             return None;
         }
-        let (folder, story) = (pod.suspend_folder.clone()?, pod.story.clone());
+        let (folder, story) = (pod.suspend_folder()?.clone(), pod.story.clone());
         let control = child.control().to_owned();
         let (rule, next) = (Rule::new(now.into_std()), now + interval(limit));
         Some(Self { limit, folder, counters, story, control, id: child.id(), rule, next })
@@ -310,7 +310,7 @@ impl Pod {
     /// Removes the snapshot, and lets the guest run again. Returns whether it does. It does not
     /// while the snapshot could continue an older machine.
     async fn go_on(&self, child: &Child) -> bool {
-        let Some(folder) = self.suspend_folder.clone() else { return false };
+        let Some(folder) = self.suspend_folder().cloned() else { return false };
         let removed = run_in_thread("suspend", move || folder.remove()).await;
         let resumed = match removed {
             Ok(()) => child.ask(Command::Resume).await.map(drop),

@@ -7,7 +7,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
+use super::departure::{Departure, Limits};
 use super::freeze::{Freezer, Hold};
 use super::{doze, stop, usb};
 use crate::agent::AgentError;
@@ -97,6 +98,14 @@ pub enum Question {
     Release,
     /// The answer comes when the machine is awake.
     Wake,
+    /// Moves the machine to another pod. The answer comes when it runs there.
+    Migrate {
+        /// Wait for the other pod for this number of seconds.
+        wait: u64,
+        /// The machine stays if that takes longer, in seconds.
+        #[serde(default)]
+        within: Option<u64>,
+    },
 }
 
 impl Question {
@@ -110,12 +119,19 @@ impl Question {
                 | Self::AttachUsb { .. }
                 | Self::DetachUsb { .. }
                 | Self::Wake
+                | Self::Migrate { .. }
         )
     }
 
     /// Whether the client must get an answer before the pod ends.
     const fn awaits(&self) -> bool {
-        matches!(self, Self::Off | Self::Log { wait: true, .. } | Self::Shutdown { wait: true })
+        matches!(
+            self,
+            Self::Off
+                | Self::Log { wait: true, .. }
+                | Self::Shutdown { wait: true }
+                | Self::Migrate { .. }
+        )
     }
 }
 
@@ -129,13 +145,18 @@ pub struct LogLines {
     pub last: bool,
 }
 
+/// The parts of the pod that answer.
+#[derive(Clone)]
+pub struct Parts {
+    pub web: Arc<WebState>,
+    pub end_notice: EndNotice,
+    pub freezer: Freezer,
+    /// Set if the machine can move to another pod.
+    pub departure: Arc<OnceLock<Departure>>,
+}
+
 /// The future answers clients while it is polled.
-pub fn open(
-    path: &Path,
-    web: Arc<WebState>,
-    end_notice: EndNotice,
-    freezer: Freezer,
-) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+pub fn open(path: &Path, parts: Parts) -> anyhow::Result<impl Future<Output = ()> + use<>> {
     let bind = || {
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
@@ -148,11 +169,10 @@ pub fn open(
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let (web, end_notice) = (web.clone(), end_notice.clone());
-                    let freezer = freezer.clone();
+                    let parts = parts.clone();
                     tokio::spawn(async move {
                         // A client that disconnects needs no answer.
-                        serve(stream, &web, &end_notice, &freezer).await.ok();
+                        serve(stream, &parts).await.ok();
                         drop(place);
                     });
                 }
@@ -162,12 +182,8 @@ pub fn open(
     })
 }
 
-async fn serve(
-    stream: UnixStream,
-    web: &WebState,
-    end_notice: &EndNotice,
-    freezer: &Freezer,
-) -> std::io::Result<()> {
+async fn serve(stream: UnixStream, parts: &Parts) -> std::io::Result<()> {
+    let Parts { web, end_notice, freezer, departure } = parts;
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
     // Set by the first question that waits, until the client disconnects.
@@ -194,6 +210,9 @@ async fn serve(
                 start_hold(&mut hold, freezer, (freeze, limit, encrypts)).await
             }
             (Ok(Question::Release), _) => end_hold(hold.take()).await,
+            (Ok(Question::Migrate { wait, within }), _) => {
+                migrate(departure.get(), freezer, (wait, within)).await
+            }
             (Ok(question), _) => answer(web, question).await,
             (Err(error), _) => Err(error),
         };
@@ -222,6 +241,24 @@ async fn start_hold(
 async fn end_hold(hold: Option<Hold>) -> anyhow::Result<Vec<u8>> {
     let outcome = hold.context("the machine is not held")?.release().await?;
     Ok(serde_json::to_vec(&outcome)?)
+}
+
+async fn migrate(
+    departure: Option<&Departure>,
+    freezer: &Freezer,
+    (wait, within): (u64, Option<u64>),
+) -> anyhow::Result<Vec<u8>> {
+    let departure = departure.context(
+        "the machine cannot move: run this in the pod that runs the machine, and start both with \
+         SHUTDOWN=migrate; the log says if it cannot move in spite of that",
+    )?;
+    // The file systems of a guest that was frozen would not be thawed in the other pod.
+    let held = "the machine is held still, as for a snapshot: try again when that has ended";
+    let _turn = freezer.exclude().context(held)?;
+    doze::wake().await?;
+    let [wait, within] = [Some(wait), within].map(|it| it.map(Duration::from_secs));
+    let limits = Limits { wait: wait.unwrap_or_default(), within };
+    Ok(serde_json::to_vec(&departure.command(limits).await?)?)
 }
 
 /// Waits until the machine is off, up to [`MAX_WAIT`].
@@ -281,7 +318,7 @@ async fn answer(web: &WebState, question: Question) -> anyhow::Result<Vec<u8>> {
         // Only a client that asks this itself gets another answer, in `serve`.
         Question::Off => Value::Null,
         // These are for the connection, too.
-        Question::Hold { .. } | Question::Release => Value::Null,
+        Question::Hold { .. } | Question::Release | Question::Migrate { .. } => Value::Null,
         Question::Wake => Value::Null,
         Question::Shutdown { .. } => stop::ask(&web.control(), &web.agent).await?,
         Question::Start { program, words, input } => {

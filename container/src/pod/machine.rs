@@ -21,8 +21,8 @@ use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
 use vmm::config::{
-    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Item, Level, Memory, Parent,
-    Present, Restore, UnknownMsr,
+    Absent, BootOrder, Config, Cpus, Features, Hidden, Hide, Hyperv, Incoming, Item, Level, Memory,
+    Options, Parent, Present, Restore, UnknownMsr,
 };
 
 use super::volume::ephemeral::Unnamed;
@@ -75,13 +75,21 @@ pub struct Parts {
     pub setup_disk: Option<SetupDisk>,
     pub card: Option<NetworkCard>,
     pub hardware: Hardware,
-    /// The suspended machine that continues.
-    pub restore: Option<Restore>,
+    /// A machine that goes on.
+    pub origin: Option<Origin>,
     pub control: PathBuf,
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
     pub listeners: Vec<listen::Config>,
+}
+
+/// From where a machine goes on.
+#[derive(Debug)]
+pub enum Origin {
+    Saved(Restore),
+    /// It comes from another pod through this socket.
+    Arrives(PathBuf),
 }
 
 /// The machine's identity, as far as it is kept on the volume.
@@ -144,9 +152,9 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         // Without the pod, nobody could shut the machine down.
         die_with: Parent::from(rustix::process::getpid()),
         vnc: parts.listeners.clone(),
-        restore: parts.restore.clone(),
         ..Config::default()
     };
+    origin(&mut config, parts)?;
     frame(&mut config, settings, sizes);
     identity(&mut config, settings, parts)?;
     if let Some((code, vars)) = &parts.firmware {
@@ -202,6 +210,19 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     set_jail(&mut config, settings)?;
     config.check()?;
     Ok(config)
+}
+
+fn origin(config: &mut Config, parts: &Parts) -> anyhow::Result<()> {
+    match &parts.origin {
+        Some(Origin::Saved(restore)) => config.restore = Some(restore.clone()),
+        Some(Origin::Arrives(socket)) => {
+            // No option comes from the machine: its guest may have taken over its process.
+            let (socket, options) = (UnixAddress::Path(text(socket)?), Options::Given);
+            config.incoming = Some(Incoming { socket, options });
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 /// Checks that such a machine is possible, before anything is created for it.

@@ -96,6 +96,11 @@ impl RuntimeFolder {
         self.folder.join(WAKING)
     }
 
+    /// The socket at which the machine of another pod arrives.
+    pub fn incoming(&self) -> PathBuf {
+        self.folder.join("incoming.sock")
+    }
+
     /// Lets all others reach the machine that was restored. May be called again.
     pub fn wake(&self) -> anyhow::Result<()> {
         match fs::rename(self.waking(), self.control()) {

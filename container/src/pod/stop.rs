@@ -170,7 +170,7 @@ pub async fn suspend(
 
 /// Waits until `off`, and then for some of `more`, for a machine that was asked to end. Kills it if
 /// it does not.
-async fn end(child: &mut Child, off: Instant, more: Duration) {
+pub async fn end(child: &mut Child, off: Instant, more: Duration) {
     // If the answer was late, its announcement needs some time.
     if timeout_at(off + more / 2, child.end()).await.is_err() {
         tracing::warn!("the machine does not end: killing it");
@@ -182,7 +182,7 @@ async fn end(child: &mut Child, off: Instant, more: Duration) {
 
 /// Returns after a SIGINT. Other signals are ignored here: supervisors repeat SIGTERM while a guest
 /// installs updates, and a closed terminal sends SIGHUP.
-async fn wait_for_sigint(signals: &mut Signals) {
+pub async fn wait_for_sigint(signals: &mut Signals) {
     while signals.next().await != INTERRUPTED {
         tracing::info!("the machine is being stopped: SIGINT turns it off immediately");
     }

@@ -26,10 +26,11 @@ use super::child::Child;
 use super::thread::run_in_thread;
 use crate::agent::{Agent, AgentError};
 use crate::disks::below;
+use crate::migration;
 use crate::plan::Plan;
 use crate::settings::Shutdown;
 use crate::settings::host;
-use crate::settings::value::in_mib;
+use crate::settings::value::{Value as _, in_mib};
 use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::suspended;
@@ -41,7 +42,8 @@ const SPEED_FILE: &str = "speed";
 const FIRST_BYTES: usize = 1 << 20;
 const SPEED_BYTES: usize = 16 << 20;
 const FAST: Duration = Duration::from_millis(250);
-const LOCK_FILE: &str = "lock";
+/// A running pod with such a folder keeps it locked.
+pub(super) const LOCK_FILE: &str = "lock";
 /// A shorter time is left to the shutdown.
 const SHORTEST: Duration = Duration::from_secs(3);
 /// Bytes besides the guest's memory: registers, devices, and memory that changes meanwhile.
@@ -53,6 +55,8 @@ pub struct SuspendFolder {
     path: PathBuf,
     /// Whether a machine is suspended there, which continues now.
     pub continues: bool,
+    /// Whether the machine can be suspended. If not, the folder only keeps other pods away.
+    pub saves: bool,
     /// Bytes of the snapshot from which the machine continues. It reads them when it needs them.
     continued_bytes: Arc<AtomicU64>,
     /// Read at the start, because later the pod may have no right to.
@@ -63,29 +67,31 @@ pub struct SuspendFolder {
 
 impl SuspendFolder {
     /// Makes the folder ready, now, because later the pod may have no right to. `None` if this
-    /// machine cannot be suspended, or is not to be. `root` contains the file systems.
+    /// machine is not to be suspended. `root` contains the file systems.
     pub fn prepare(plan: &Plan, root: &Path) -> anyhow::Result<Option<Self>> {
         let settings = &plan.input.settings;
         let path = suspended::folder(settings, root);
         let is_volume = below(root, &settings.storage.folder).is_dir();
-        let suspends = settings.pod.shutdown == Shutdown::Suspend;
+        let shutdown = settings.pod.shutdown;
+        let suspends = shutdown.keeps_running_state();
         let wanted = (suspends || settings.pod.idle.is_some()) && is_volume;
         if !wanted && path.try_exists().is_ok_and(|there| !there) {
             return Ok(None);
         }
         let secret = suspended::secret(settings, root)?.map(Arc::new);
         let opened = Self::open(&path).map(|folder| Self { secret, ..folder });
-        let obstacle = match (opened, &plan.source) {
+        let obstacle = match (&opened, &plan.source) {
             (Ok(folder), _) if folder.continues != plan.is_suspended() => {
                 return Err(in_use(&path));
             }
-            (Ok(folder), _) if folder.continues => return Ok(Some(folder)),
-            (Err(error), _) if Status::of(&error) == Status::State => return Err(error),
+            (Ok(folder), _) if folder.continues => return opened.map(Some),
+            (Err(error), _) if Status::of(error) == Status::State => return opened.map(Some),
             (Err(error), _) if plan.is_suspended() => {
                 return Err(suspended::failure(&path, &format!("{error:#}")));
             }
             _ if !wanted => {
                 // It goes with the setting.
+                migration::clear(&path);
                 fs::remove_file(path.join(LOCK_FILE)).ok();
                 fs::remove_dir(&path).ok();
                 return Ok(None);
@@ -94,15 +100,18 @@ impl SuspendFolder {
             (_, Source::Medium(_)) => "its ISO is attached".to_owned(),
             _ if settings.machine.clear => "CLEAR=Y resets its firmware at each start".to_owned(),
             _ if settings.disk.ephemeral => "EPHEMERAL=Y keeps nothing".to_owned(),
-            (Ok(folder), _) => return Ok(Some(folder)),
+            (Ok(_), _) => return opened.map(Some),
         };
         if suspends {
-            tracing::warn!("SHUTDOWN=suspend: the guest is shut down, not suspended: {obstacle}");
+            let shown = shutdown.show();
+            tracing::warn!("SHUTDOWN={shown}: the guest is shut down, not suspended: {obstacle}");
         }
         if settings.pod.idle.is_some() {
             tracing::warn!("IDLE: the machine cannot be saved: {obstacle}");
         }
-        Ok(None)
+        // Ephemeral machines share a volume.
+        let keeps = shutdown == Shutdown::Migrate && !settings.disk.ephemeral;
+        Ok(opened.ok().filter(|_| keeps).map(|folder| Self { saves: false, ..folder }))
     }
 
     /// Creates the folder, and removes what an interrupted pod has left.
@@ -130,8 +139,8 @@ impl SuspendFolder {
         files::finish_interrupted(path)?;
         let continues = path.join(files::MACHINE).try_exists()?;
         let (path, lock) = (path.to_owned(), Arc::new(file));
-        let folder =
-            Self { path, continues, continued_bytes: Arc::default(), secret: None, _lock: lock };
+        let (continued_bytes, secret) = (Arc::default(), None);
+        let folder = Self { path, continues, saves: true, continued_bytes, secret, _lock: lock };
         if !continues {
             folder.remove_contents();
             return Ok(folder);
@@ -162,6 +171,10 @@ impl SuspendFolder {
     pub fn restore(&self) -> Option<Restore> {
         let (dir, options, check) = (self.path.clone(), Options::Given, Checks::First);
         self.continues.then(|| Restore { dir, options, check, paused: true, ..Restore::default() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The error about a machine that does not continue.

@@ -15,6 +15,7 @@ use super::balloon::Balloon;
 use super::boot_retry::BootRetry;
 use super::child::{BootEvents, Child};
 use super::console::{BootDevice, BootEvent};
+use super::departure::{self, Departure, Limits};
 use super::doze::{self, Stage};
 use super::failure::{killed_error, nothing_boots_error};
 use super::idle::{Dozed, Idle, WAKE_PAUSE};
@@ -34,7 +35,9 @@ use crate::story::Phase;
 /// Warn if the firmware has started nothing after this time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a killed machine may take to end.
-const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the process of a machine that may have moved takes to end.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Start of the name of Windows' boot entry. Other systems may need their medium for longer.
 const WINDOWS: &str = "Windows Boot Manager";
 
@@ -45,12 +48,21 @@ fn warn_of_no_boot() {
 
 /// The way in which a machine has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+pub(super) enum Start {
     Fresh,
-    /// Its guest continues where it was suspended, or where that of its base was.
+    /// Its guest continues where it was: suspended, in another pod, or in that of its base.
     Continued,
     /// With this exit status of the pod, before its guest ran.
     Ended(u8),
+}
+
+/// The result of an attempt to move the machine.
+enum Left {
+    /// Its process has ended.
+    Moved,
+    Stays,
+    /// A SIGINT is to turn it off at once.
+    Interrupted,
 }
 
 /// A request to stop the machine.
@@ -80,12 +92,9 @@ impl Pod {
         let mut from_disk = continues;
         // Whether the guest can be expected to react to a shutdown request.
         let mut os_boots = started;
-        if continues {
-            self.runs(&self.continues_where());
-        } else if started {
-            self.story.enter(Phase::Running, "The probe runs");
-        }
-        let mut idle = Idle::start(self, &child);
+        self.show_start(continues);
+        let (mut idle, mut succeeds) = (Idle::start(self, &child), self.plan.arrives());
+        let mut succession = std::pin::pin!(self.succeed());
         let mut dozed = Dozed::default();
         let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
         let settings = &self.plan.input.settings.balloon;
@@ -123,6 +132,9 @@ impl Pod {
                     started = true;
                     warn_of_no_boot();
                 }
+                () = &mut succession, if succeeds => {
+                    (succeeds, idle) = (false, Idle::start(self, &child));
+                }
                 event = Idle::next(&mut idle), if os_boots || doze::is_asleep() => {
                     dozed = self.doze(event, &child, &mut idle).await;
                 }
@@ -133,8 +145,10 @@ impl Pod {
     /// Waits until a suspended machine or a clone is restored, and lets its guest continue. Waits
     /// for the probe until it runs.
     async fn wake(&self, child: &mut Child, signals: &mut Signals) -> anyhow::Result<Start> {
-        let suspended = self.suspended();
-        let continues = suspended.is_some() || self.plan.cloned().is_some();
+        if self.plan.arrives() {
+            return self.arrive(child, signals).await;
+        }
+        let (suspended, continues) = (self.suspended(), self.is_continued());
         if !continues && self.volume.is_some() {
             return Ok(Start::Fresh);
         }
@@ -165,12 +179,17 @@ impl Pod {
                 () = sleep(WAKE_PAUSE) => {}
             }
         }
+        self.take_control(child).await;
+        Ok(Start::Continued)
+    }
+
+    /// Takes control of a machine that goes on.
+    pub(super) async fn take_control(&self, child: &Child) {
         // Its balloon is as it was, and the pod's control of it begins anew.
         let size = Some(Size(self.plan.sizes.memory));
         child.ask(Command::Balloon { size }).await.ok();
         let agent = self.agent.clone();
         tokio::spawn(async move { suspend::set_clock(&agent).await });
-        Ok(Start::Continued)
     }
 
     /// Waits until the machine answers. Returns the exit status if it ends before.
@@ -207,10 +226,19 @@ impl Pod {
         child.ask(Command::Resume).await.map(drop)
     }
 
+    fn show_start(&self, continues: bool) {
+        if continues {
+            self.runs(&self.continues_where());
+        } else if self.volume.is_none() {
+            self.story.enter(Phase::Running, "The probe runs");
+        }
+    }
+
     fn continues_where(&self) -> String {
         let app = self.plan.name();
         match self.plan.cloned() {
             Some(_) => format!("{app} continues where the machine of BASE was"),
+            None if self.plan.arrives() => format!("{app} has arrived from another pod"),
             None => format!("{app} continues where it was suspended"),
         }
     }
@@ -229,10 +257,16 @@ impl Pod {
         let (app, pod) = (self.plan.name(), &self.plan.input.settings.pod);
         let start = Instant::now();
         let mut budget = Budget::of(pod.timeout.0);
+        if let Some(departure) = self.continuity.departure.get() {
+            if departure.end_commands(child, budget.ask / 2).await {
+                return;
+            }
+            budget.ask = budget.ask.saturating_sub(start.elapsed());
+        }
         // Nobody would thaw the file systems of a guest that continues.
         let thawed = self.freezer.end(budget.off).await;
         let mut asks = pod.shutdown != Shutdown::Off && os_boots;
-        let suspends = pod.shutdown == Shutdown::Suspend && thawed;
+        let suspends = pod.shutdown.keeps_running_state() && thawed;
         // It is saved, and nothing has resumed it.
         if doze::stage() == Stage::Asleep && suspends {
             self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
@@ -244,7 +278,16 @@ impl Pod {
             self.wake_up(child, "it is to stop").await;
         }
         budget.ask = budget.ask.saturating_sub(late + start.elapsed());
-        if let (true, Some(folder)) = (asks, &self.suspend_folder)
+        if suspends && let Some(departure) = self.continuity.departure.get() {
+            let start = Instant::now();
+            match self.leave(child, departure, budget, signals).await {
+                Left::Moved => return,
+                Left::Interrupted => asks = false,
+                Left::Stays => {}
+            }
+            budget.ask = budget.ask.saturating_sub(start.elapsed());
+        }
+        if let (true, Some(folder)) = (asks, self.suspend_folder())
             && suspends
         {
             self.story.enter(Phase::Stopping, &format!("Suspending {app}…"));
@@ -269,6 +312,39 @@ impl Pod {
             self.monitors.report_powerdown();
         }
         stop::stop(child, budget, agent, signals).await;
+    }
+
+    /// Moves the machine to another pod, if there is one.
+    async fn leave(
+        &self,
+        child: &mut Child,
+        departure: &Departure,
+        budget: Budget,
+        signals: &mut Signals,
+    ) -> Left {
+        let app = self.plan.name();
+        self.story.enter(Phase::Stopping, &format!("Moving {app} to another pod…"));
+        let limits = Limits { wait: budget.ask / 4, within: Some(budget.ask / 2) };
+        let moved = match child.has_setup_disk() {
+            true => Err(anyhow::anyhow!("it is being installed")),
+            false => tokio::select! {
+                moved = departure.leave(limits) => moved,
+                () = stop::wait_for_sigint(signals) => return Left::Interrupted,
+            },
+        };
+        match moved {
+            Ok(moved) => {
+                tracing::info!("{app} has {}", departure::sentence(&moved));
+                stop::end(child, Instant::now() + budget.off, budget.off).await;
+                Left::Moved
+            }
+            Err(error) => {
+                self.story.warn(&format!("{app} does not move to another pod: {error:#}"));
+                // It may end because it may run there.
+                let ended = timeout(END_TIMEOUT, child.end()).await.is_ok();
+                if ended { Left::Moved } else { Left::Stays }
+            }
+        }
     }
 
     fn nothing_boots(&self, last: &str) -> anyhow::Error {
@@ -321,6 +397,10 @@ impl Pod {
             let starved = signal == Signal::KILL.as_raw() && host::oom_kills(root) > self.oom_kills;
             let limited = MemoryLoad::read(root).is_some_and(|load| load.group.is_some());
             return Err(killed_error(app, signal, starved.then_some(limited)));
+        }
+        if ended.code() == Some(::vmm::control::Status::Moved as i32) {
+            tracing::info!("{app} runs in another pod");
+            return Ok(0);
         }
         let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         match mistake {

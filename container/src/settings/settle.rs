@@ -8,7 +8,7 @@ use super::host::Host;
 use super::translate::Bus;
 use super::value::{GIB, MIB, Secret, Share, Value, in_mib};
 use super::version::Version;
-use super::{NetworkKind, Pod, Settings};
+use super::{NetworkKind, Pod, Settings, Shutdown};
 use crate::status::{self, Failure, Status};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,11 +214,18 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
 }
 
 fn check_key(pod: &Pod) -> anyhow::Result<()> {
-    if pod.idle.is_none() || pod.snapshot_key.is_none() {
-        return Ok(());
-    }
-    let sentence = "IDLE and SNAPSHOT_KEY_FILE are both set, but a machine that sleeps reads its \
-                    memory from the volume, where it is not encrypted: leave one of them out";
+    let sentence = match pod.snapshot_key {
+        Some(_) if pod.idle.is_some() => {
+            "IDLE and SNAPSHOT_KEY_FILE are both set, but a machine that sleeps reads its memory \
+             from the volume, where it is not encrypted: leave one of them out"
+        }
+        Some(_) if pod.shutdown == Shutdown::Migrate => {
+            "SHUTDOWN=migrate and SNAPSHOT_KEY_FILE are both set, but the pods find each other on \
+             the volume, so somebody who can write there could get the machine's memory: set \
+             SHUTDOWN=suspend, or leave the key out"
+        }
+        _ => return Ok(()),
+    };
     Err(Failure::new(Status::Usage, sentence))
 }
 

@@ -19,6 +19,7 @@ mod kernel;
 mod lan;
 mod medium;
 mod migration;
+mod moving;
 mod msix;
 mod pod;
 pub mod runner;

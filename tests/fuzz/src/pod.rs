@@ -62,10 +62,11 @@ impl Pod {
         let freezer_agent = agent.clone();
         let web = WebState::new(story, runtime_folder.clone(), &plan, Arc::default(), agent);
         let web = Arc::new(web);
-        let left = inquiry::EndNotice::default();
         let freezer = Freezer::new(runtime_folder.control(), freezer_agent, false);
-        let serve = runtime
-            .block_on(async { inquiry::open(&runtime_folder.pod(), web.clone(), left, freezer) });
+        let end_notice = inquiry::EndNotice::default();
+        let parts =
+            inquiry::Parts { web: web.clone(), end_notice, freezer, departure: Arc::default() };
+        let serve = runtime.block_on(async { inquiry::open(&runtime_folder.pod(), parts) });
         runtime.spawn(serve.expect("a socket"));
         let volume = volume.display().to_string();
         Self { runtime, web, volume }

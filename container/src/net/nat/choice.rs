@@ -162,6 +162,7 @@ impl KeptPorts {
         if screen.web {
             kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
         }
+        kept.tcp.extend(settings.migrate_port());
         for (port, protocol) in &settings.network.host_ports.0 {
             match protocol {
                 Protocol::Tcp => kept.tcp.insert(*port),

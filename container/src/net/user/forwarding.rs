@@ -48,6 +48,8 @@ fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static
         Some("it is VNC_PORT")
     } else if settings.monitor_ports().iter().any(|it| tcp((*it).into())) {
         Some("QMP or MONITOR uses it")
+    } else if settings.migrate_port().is_some_and(|it| tcp(it.into())) {
+        Some("it is MIGRATE_PORT")
     } else {
         None
     }

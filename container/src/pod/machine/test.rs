@@ -35,7 +35,7 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
         media: vec![PathBuf::from("/a,b.iso").into()],
         setup_disk: None,
         unnamed: Unnamed::default(),
-        restore: None,
+        origin: None,
         hardware: Hardware::default(),
         control: "/run/vmm.sock".into(),
         agent: "/run/agent.sock".into(),

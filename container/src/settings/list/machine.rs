@@ -65,8 +65,16 @@ pub(super) const POD: &[Variable] = variables! {
     ignored "SUPPORT" = "" => "pages have no such link: leave it out";
     /// Y asks the guest to shut down when the pod stops, and N switches it off. `suspend` saves the
     /// machine on the volume, and the next start continues it; where that is not possible in time,
-    /// the guest is asked to shut down.
+    /// the guest is asked to shut down. `migrate` moves the running machine to another pod on the
+    /// same volume that waits for it, and otherwise does the same as `suspend`.
     full "SHUTDOWN" = "Y" (pod.shutdown);
+    /// The TCP port at which a pod with `SHUTDOWN=migrate` waits for the machine of another pod.
+    /// Only that pod is accepted.
+    full "MIGRATE_PORT" = "49152" (pod.migration.port);
+    /// The time, in milliseconds, for which the guest may stand still when its machine moves. A
+    /// guest that writes faster than its memory is sent is slowed, until the rest can be sent in
+    /// this time.
+    full "MIGRATE_PAUSE" = "300" (pod.migration.pause);
     /// The total time for stopping the pod, in seconds.
     full "TIMEOUT" = "105" (pod.timeout);
     /// The former name of TIMEOUT. It takes precedence if both are set.
@@ -75,7 +83,8 @@ pub(super) const POD: &[Variable] = variables! {
     /// the volume, and a connection, a viewer or a command wakes it. Never by default.
     full "IDLE" = "" (pod.idle);
     /// A file with a key of 32 random bytes, or with a passphrase. It encrypts the memory that
-    /// `SHUTDOWN=suspend` and `transom snapshot create --memory` save. Not together with IDLE.
+    /// `SHUTDOWN=suspend` and `transom snapshot create --memory` save. Not together with IDLE, nor
+    /// with `SHUTDOWN=migrate`.
     full "SNAPSHOT_KEY_FILE" or "SNAPSHOT_KEY" = "" (pod.snapshot_key);
     /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
     /// This slows down an engine that restarts it. With 0 it exits immediately.
