@@ -47,6 +47,8 @@ fn main() -> ExitCode {
         // The suite `kube` starts privileged pods, and `rehearsal` has guests that restart and end.
         Test::new("restricted_and_compatible_pods_serve_side_by_side", side_by_side).thorough(),
         Test::new("a_pod_with_a_tap_serves", with_a_tap),
+        // Machines move between processes in the suites `snapshot` and `probe`, too.
+        Test::new("a_machine_moves_to_another_pod", migrate::moves).thorough(),
         Test::new("pods_share_a_base", clones::share_a_base),
         Test::new("pods_go_on_in_one_memory", clones::share_a_memory),
         // A pod over a base sleeps, too, in user mode. The suite `probe` wakes a machine by a tap.
@@ -95,9 +97,7 @@ const TAP: Profile = Profile {
         "HOST=BOB",
         "DISK_TYPE=blk",
         "BOOT_MODE=windows_secure",
-        migrate::WORD,
-        migrate::PAUSE,
-        "TIMEOUT=900",
+        suspend::WORD,
         suspend::MODEL,
     ],
 };
@@ -176,9 +176,8 @@ fn with_a_tap() -> anyhow::Result<()> {
         ensure!(status == 503, "{path}: {said}");
     }
     serves(&town, &TAP, &mut pod, "BOB").with_context(|| pod.log())?;
-    let mut pod = migrate::moves(&town, pod, "BOB")?;
-    // Others shut down as usual, and continue with all features of the processor.
-    let change = Change { without: &[migrate::WORD, suspend::MODEL], with: &["TIMEOUT=180"] };
+    // It continues with all features of the processor.
+    let change = Change { without: &[suspend::WORD, suspend::MODEL], with: &[] };
     suspend::continues(&town, &mut pod, "BOB", true, &change).with_context(|| pod.log())?;
     stops(&mut pod, BY_BUTTON)
 }
