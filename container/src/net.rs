@@ -15,3 +15,14 @@ pub mod nat;
 pub mod relay;
 pub mod resolv;
 pub mod user;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+
+/// The address that stands for all of the pod's, when a port is bound. Where the kernel has no
+/// IPv6, `::` cannot be bound.
+pub fn every_address() -> IpAddr {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)) {
+        Ok(_) => Ipv6Addr::UNSPECIFIED.into(),
+        Err(_) => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}

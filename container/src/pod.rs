@@ -278,21 +278,17 @@ async fn fetch_and_run(
     outside: Outside,
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
-    let plan = match arrival::wait(plan, environment, &outside.story, signals).await? {
-        Waited::Alone(plan) => plan,
-        Waited::Arrives(plan, arriving) => {
-            let pod = Pod::new(plan, volume, outside, arriving)?;
-            return run_machine(&Arc::new(pod), signals).await;
+    let (plan, arriving) = match arrival::wait(plan, environment, &outside.story, signals).await? {
+        Waited::Arrives(plan, arriving) => (plan, arriving),
+        Waited::Alone(plan) => {
+            match fetch::fetch(plan, environment, &outside.story, signals).await? {
+                Ok(plan) => (plan, Arriving::default()),
+                Err(status) => return Ok(status),
+            }
         }
         Waited::Ended(status) => return Ok(status),
     };
-    match fetch::fetch(plan, environment, &outside.story, signals).await? {
-        Ok(plan) => {
-            let pod = Pod::new(plan, volume, outside, Arriving::default())?;
-            run_machine(&Arc::new(pod), signals).await
-        }
-        Err(status) => Ok(status),
-    }
+    run_machine(&Arc::new(Pod::new(plan, volume, outside, arriving)?), signals).await
 }
 
 /// Returns the exit status of the machine, or of the signal that ended its start.

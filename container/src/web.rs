@@ -13,7 +13,7 @@ mod page;
 mod ready;
 mod vnc;
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -43,6 +43,7 @@ pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
 use crate::desktop::Gateway;
+use crate::net::every_address;
 use crate::plan::Plan;
 use crate::pod::doze;
 use crate::pod::guard::Guard;
@@ -261,10 +262,9 @@ pub fn open(
 
 /// A port on all addresses of the pod, as listeners take it.
 fn all_addresses(port: impl std::fmt::Display) -> anyhow::Result<Address> {
-    // Where the kernel has no IPv6, `[::]` cannot be bound.
-    let every = match TcpListener::bind(("::", 0)) {
-        Ok(_) => format!("[::]:{port}"),
-        Err(_) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
+    let every = match every_address() {
+        IpAddr::V6(every) => format!("[{every}]:{port}"),
+        IpAddr::V4(every) => format!("{every}:{port}"),
     };
     every.try_into().map_err(anyhow::Error::msg)
 }
@@ -379,6 +379,8 @@ pub fn routes(web: &Arc<WebState>) -> ExtraRoutes {
 
 #[cfg(test)]
 mod test {
+    use std::net::TcpListener;
+
     use super::*;
     use crate::settings::environment::read;
 

@@ -8,15 +8,13 @@
 //! as `vmm run --incoming` does.
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -33,7 +31,7 @@ use super::thread::run_in_thread;
 use super::watch::{KILL_TIMEOUT, Start};
 use crate::migration::tls::Key;
 use crate::migration::{self, ACCEPTED, Place, Running, Waiting};
-use crate::net::link;
+use crate::net::{every_address, link};
 use crate::plan::Plan;
 use crate::settings::Shutdown;
 use crate::settings::environment::Environment;
@@ -134,7 +132,7 @@ impl Waiter {
             let known = known.lock().unwrap_or_else(PoisonError::into_inner);
             Ok(known.as_ref().context("the other pod has no key yet")?.key.clone())
         }))?;
-        let listener = listen(port).with_context(|| {
+        let listener = TcpListener::bind((every_address(), port)).await.with_context(|| {
             format!("MIGRATE_PORT={port}: a pod cannot wait there: give another port")
         })?;
         let waiting = Waiting::new(key.public(), link::own_addresses().await?, port);
@@ -208,27 +206,6 @@ impl Waiter {
     }
 }
 
-fn listen(port: u16) -> std::io::Result<TcpListener> {
-    let six = TcpSocket::new_v6().and_then(|socket| {
-        socket.set_reuseaddr(true)?;
-        // For IPv4, too.
-        socket.bind(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port))?;
-        Ok(socket)
-    });
-    let socket = match six {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => return Err(error),
-        // A pod without IPv6.
-        Err(_) => {
-            let socket = TcpSocket::new_v4()?;
-            socket.set_reuseaddr(true)?;
-            socket.bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))?;
-            socket
-        }
-        Ok(socket) => socket,
-    };
-    socket.listen(64)
-}
-
 async fn serve(acceptor: TlsAcceptor, client: TcpStream, accepted: Sender<Stream>) {
     match timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client)).await {
         Ok(Ok(stream)) => {
@@ -287,8 +264,8 @@ impl Pod {
             // The machine has arrived, or its process ends, or waits for another connection.
             sleep(PROCESS_TIMEOUT).await;
         };
-        let status = tokio::select! {
-            () = machine_client::until_ready(&control) => Some(0),
+        let interrupted = tokio::select! {
+            () = machine_client::until_ready(&control) => None,
             ended = child.end() => {
                 // A guest that has arrived may switch itself off at once.
                 if ended?.success() {
@@ -297,13 +274,13 @@ impl Pod {
                 let why = child.last_error().await;
                 return Err(has_not_arrived(why.as_deref().unwrap_or(CUT)));
             }
-            () = cut => None,
-            status = signals.peek() => Some(status),
+            () = cut => Some(Err(has_not_arrived(CUT))),
+            status = signals.peek() => Some(Ok(Start::Ended(status))),
         };
-        if status != Some(0) {
+        if let Some(end) = interrupted {
             forwards.abort();
             if !self.is_here_after_all(child).await {
-                return status.map(Start::Ended).ok_or_else(|| has_not_arrived(CUT));
+                return end;
             }
         }
         self.runtime_folder.wake()?;

@@ -256,8 +256,8 @@ async fn migrate(
     let held = "the machine is held still, as for a snapshot: try again when that has ended";
     let _turn = freezer.exclude().context(held)?;
     doze::wake().await?;
-    let [wait, within] = [Some(wait), within].map(|it| it.map(Duration::from_secs));
-    let limits = Limits { wait: wait.unwrap_or_default(), within };
+    let limits =
+        Limits { wait: Duration::from_secs(wait), within: within.map(Duration::from_secs) };
     Ok(serde_json::to_vec(&departure.command(limits).await?)?)
 }
 
