@@ -50,7 +50,8 @@ fn main() -> ExitCode {
         // Machines move between processes in the suites `snapshot` and `probe`, too.
         Test::new("a_machine_moves_to_another_pod", migrate::moves).thorough(),
         Test::new("pods_share_a_base", clones::share_a_base),
-        Test::new("pods_go_on_in_one_memory", clones::share_a_memory),
+        // The suite `probe` has clones of a running machine.
+        Test::new("pods_go_on_in_one_memory", clones::share_a_memory).thorough(),
         // A pod over a base sleeps, too, in user mode. The suite `probe` wakes a machine by a tap.
         Test::new("a_sleeping_pod_serves_its_first_connection", idle::first_connections_are_served)
             .thorough(),

@@ -42,7 +42,8 @@ fn main() -> ExitCode {
     let window = "firmware_and_linux_follow_the_window";
     let tests = vec![
         Test::new(name, linux_is_used),
-        Test::new(cd, install::is_seen_in_a_browser),
+        // The suite `rehearsal` reads the screen of an installation.
+        Test::new(cd, install::is_seen_in_a_browser).thorough(),
         Test::new(window, follow::firmware_and_linux_follow_the_window),
         firmware("13").thorough(),
         firmware("12").thorough(),

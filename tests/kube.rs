@@ -27,9 +27,10 @@ type Body = Box<dyn Fn(&Host) -> anyhow::Result<()>>;
 
 fn main() -> ExitCode {
     let host: SharedHost = Rc::new(LazyCell::new(Host::new));
-    // The suite `rehearsal` follows an installation to the desktop by default.
+    // The suite `image` starts manifests under Podman by default, and `rehearsal` follows an
+    // installation to the desktop.
     let mut tests = vec![
-        test(&host, "the_manifests_of_a_user_start", Box::new(manifests::start)),
+        test(&host, "the_manifests_of_a_user_start", Box::new(manifests::start)).thorough(),
         test(&host, "the_manifests_of_a_user_install", Box::new(manifests::install)).thorough(),
     ];
     for file in compose::FILES {

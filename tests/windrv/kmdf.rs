@@ -72,14 +72,16 @@ fn vioserial_with_messages() -> Result<()> {
     SERIAL.run()
 }
 
+/// `viorng_with_intx` has such an interrupt with the same shim.
 #[test]
 fn vioserial_with_intx() -> Result<()> {
-    Machine { mode: "wire", ..SERIAL }.run()
+    thorough(|| Machine { mode: "wire", ..SERIAL }.run())
 }
 
+/// The disks have memory there by default.
 #[test]
 fn vioserial_above_4_gib() -> Result<()> {
-    Machine { memory: "5G", words: HIGH, ..SERIAL }.run()
+    thorough(|| Machine { memory: "5G", words: HIGH, ..SERIAL }.run())
 }
 
 #[test]

@@ -448,9 +448,11 @@ mod test {
         assert!(fails(&file, Some(&cipher), 0));
         // Data where there was none, and another byte.
         for at in [2 * CHUNK + 1, 3 * CHUNK + 1] {
-            file.write_all_at(&[0x55], at as u64).unwrap();
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at as u64).unwrap();
+            file.write_all_at(&[!byte[0]], at as u64).unwrap();
             assert!(fails(&file, Some(&cipher), CHUNK as u64), "{at}");
-            file.write_all_at(&[0], at as u64).unwrap();
+            file.write_all_at(&byte, at as u64).unwrap();
         }
         let file = tempfile::tempfile().unwrap();
         file.set_len(part.bytes).unwrap();
