@@ -49,9 +49,10 @@ fn main() -> ExitCode {
         let test = Test::new(name, move || detects_disk_growth(release));
         tests.push(if release == "13" { test } else { test.thorough() });
     }
-    // The test is about the host's side, so one kernel is enough.
+    // The test is about the host's side, so one kernel is enough. The suite `probe` fills volumes,
+    // too, with kills.
     let name = "linux_13_waits_for_space_on_a_full_volume";
-    tests.push(Test::new(name, || waits_while_a_volume_is_full("13")));
+    tests.push(Test::new(name, || waits_while_a_volume_is_full("13")).thorough());
     let name = "linux_13_keeps_written_data_on_each_controller";
     tests.push(Test::new(name, || keeps_written_data("13", &FEW)));
     for release in RELEASES {

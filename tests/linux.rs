@@ -78,7 +78,8 @@ fn main() -> ExitCode {
     tests.push(test("13", "detects_a_new_generation_id", cloned_directly).thorough());
     tests.push(test("13", "detects_a_new_generation_id_after_firmware", cloned_after_firmware));
     let doctor = doctor::boots_linux_with_every_device;
-    tests.push(Test::new("doctor_boots_linux_with_every_device", doctor));
+    // The suites `image` and `vmm_command_line` run doctor with the probe.
+    tests.push(Test::new("doctor_boots_linux_with_every_device", doctor).thorough());
     let doctor = doctor::ends_within_a_minute;
     tests.push(Test::new("doctor_ends_within_a_minute", doctor).thorough());
     let doctor = doctor::reports_a_kernel_that_hangs;
