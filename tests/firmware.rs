@@ -90,6 +90,11 @@ fn main() -> ExitCode {
     }
     let name = "secboot_13_keeps_its_variables_and_memory_from_root_and_kernel".to_owned();
     tests.push(Test::new(name, || attack::keeps_root_out(&Stock::with_smm("13", 2)?)));
+    for cpus in [1, 2] {
+        let name = format!("secboot_13_goes_on_through_many_smis_with_{cpus}_processors");
+        let body = move || attack::goes_on_through_many_smis(&Stock::with_smm("13", cpus)?);
+        tests.push(Test::new(name, body).thorough());
+    }
     let name = "secboot_13_survives_invalid_smis".to_owned();
     tests.push(Test::new(name, || survives_invalid_smis(&Stock::with_smm("13", 1)?)).thorough());
     let name = "secboot_13_runs_in_huge_pages".to_owned();

@@ -129,6 +129,23 @@ pub(crate) fn keeps_root_out(stock: &Stock) -> anyhow::Result<()> {
     booted.running.kill()
 }
 
+/// Timers fire all the time while the guest takes many SMIs: it goes on, and its locks are free.
+pub(crate) fn goes_on_through_many_smis(stock: &Stock) -> anyhow::Result<()> {
+    const ROUNDS: u32 = 20;
+
+    let linux = Linux::new(stock.guest.clone().memory(attack::MEMORY), &lab::asset("BZIMAGE_13")?);
+    let linux = linux.add(&lab::asset("ATTACK_13")?, attack::MODULE);
+    let mut booted = linux.file("attack", &attack::function()).boot(MOVE)?;
+    for pause in ["0.001", "0.002", "0.003"] {
+        booted.run(&format!("(while sleep {pause}; do :; done) > /dev/null 2>&1 &"), BOOT)?;
+    }
+    for round in 0..ROUNDS {
+        let said = booted.run(&format!(". /attack; attack commands {TSEG}"), BOOT)?;
+        ensure!(said.trim() == "done", "round {round}: {said}");
+    }
+    booted.running.kill()
+}
+
 /// KVM writes to other memory, but not to SMRAM, when the guest's kernel gives it addresses there.
 fn keeps_kvm_out(booted: &mut Booted) -> anyhow::Result<()> {
     let Some(memory) = Memory::of(booted)? else { return Ok(()) };
