@@ -1,5 +1,5 @@
 /*
- * QEMU's TCG has three bugs in its emulation of AMD-V; version 11 has the third one still. This
+ * QEMU's TCG has four bugs in its emulation of AMD-V; version 11 has the last two still. This
  * library replaces tcg_handle_interrupt() (LD_PRELOAD) and fixes them. It works with QEMU 7.2 of
  * Debian 12, whose TCG is a module that calls the function by its name.
  *
@@ -19,6 +19,12 @@
  * delivered before the HLT: the guest's processor sleeps although it has been woken, and a process
  * waits until another interrupt comes, if any. Therefore this library holds interrupts back while a
  * nested guest is in the shadow, which is one instruction.
+ *
+ * Fourth: helper_vmrun() leaves the vector of an interrupt that it injects in exception_index. If
+ * the main loop asks the processor to leave its loop before something else changes that number, the
+ * processor takes it for an exception and delivers the interrupt again, also while the nested guest
+ * has interrupts off. The guest then waits forever for a lock that the interrupted code holds.
+ * Therefore this library ignores exceptions with a number that only interrupts have.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,9 +61,14 @@ struct description {
 #define TABLE_WORDS 24
 #define STATE_WORDS 2048
 
-extern const struct description vmstate_x86_cpu;
+/* The first and the last vector that an exception does not have. */
+#define FIRST_VECTOR 32
+#define LAST_VECTOR 255
+
+extern const struct description vmstate_x86_cpu, vmstate_cpu_common;
 void *object_get_class(void *object);
 bool x86_cpu_exec_interrupt(void *cpu, int request);
+void x86_cpu_do_interrupt(void *cpu);
 
 bool qemu_mutex_iothread_locked(void);
 void qemu_mutex_lock_iothread_impl(const char *file, int line);
@@ -102,15 +113,26 @@ static void *poll_apics(void *unused)
     return unused;
 }
 
-/* The offset of env.hflags in a processor, and the processors' functions with ours among them. */
-static size_t flags_at;
+/* Offsets in a processor, and the processors' functions with ours among them. */
+static size_t flags_at, exception_at, is_software_at;
 static void *functions[TABLE_WORDS];
+
+static int32_t number(void *cpu, size_t offset)
+{
+    return *(int32_t *)((char *)cpu + offset);
+}
 
 static bool exec_interrupt(void *cpu, int request)
 {
-    uint32_t flags = *(uint32_t *)((char *)cpu + flags_at);
+    return (number(cpu, flags_at) & SHADOW) != SHADOW && x86_cpu_exec_interrupt(cpu, request);
+}
 
-    return (flags & SHADOW) != SHADOW && x86_cpu_exec_interrupt(cpu, request);
+static void do_interrupt(void *cpu)
+{
+    int exception = number(cpu, exception_at);
+
+    if (exception < FIRST_VECTOR || exception > LAST_VECTOR || number(cpu, is_software_at))
+        x86_cpu_do_interrupt(cpu);
 }
 
 /* The memory of the emulator's own program, which can be read. */
@@ -142,38 +164,70 @@ static bool is_in_program(const void *memory)
 }
 
 /* The state that QEMU saves of a processor names its parts and their offsets. */
-static size_t offset_of_flags(void)
+static size_t offset_of(const struct description *state, const char *name)
 {
     for (int i = 0; i < CLASS_WORDS; i++) {
-        const void *const *word = (const void *const *)&vmstate_x86_cpu + i;
-        const struct field *fields = *word;
+        const void *const *fields = ((const void *const *const *)state)[i];
 
         if (!is_in_program(fields))
             continue;
         for (int j = 0; j < STATE_WORDS; j++) {
-            const struct field *field = (const struct field *)((const void *const *)fields + j);
+            const struct field *field = (const struct field *)(fields + j);
 
             if (!is_in_program(field + 1))
                 break;
-            if (is_in_program(field->name) && !strcmp(field->name, "env.hflags"))
+            if (is_in_program(field->name) && !strcmp(field->name, name))
                 return field->offset;
         }
     }
     abort();
 }
 
+/* A part of a processor's state that QEMU saves only if it is needed. */
+static const struct description *find_part(const struct description *state, const char *name)
+{
+    for (int i = 0; i < CLASS_WORDS; i++) {
+        const struct description *const *parts = ((const void *const *)state)[i];
+
+        for (; is_in_program(parts) && is_in_program(*parts); parts++)
+            if (is_in_program((*parts)->name) && !strcmp((*parts)->name, name))
+                return *parts;
+    }
+    abort();
+}
+
+static void find_offsets(void)
+{
+    const struct description *part = find_part(&vmstate_cpu_common, "cpu_common/exception_index");
+
+    flags_at = offset_of(&vmstate_x86_cpu, "env.hflags");
+    exception_at = offset_of(part, "exception_index");
+    /* CPUX86State has exception_is_int, exception_next_eip and dr in this order. */
+    is_software_at = offset_of(&vmstate_x86_cpu, "env.dr") - sizeof(uint64_t) - sizeof(int32_t);
+}
+
+/* Replaces a function in the table. */
+static void replace(void *function, void *ours)
+{
+    for (int i = 0; i < TABLE_WORDS; i++) {
+        if (functions[i] == function) {
+            functions[i] = ours;
+            return;
+        }
+    }
+    abort();
+}
+
 /*
- * Replaces the function that a processor calls for its interrupts. The class has pointers to
- * several tables, which may lie one behind the other: the right one has the function nearest to its
- * start.
+ * Replaces functions that a processor calls for its interrupts and exceptions. The class has
+ * pointers to several tables, which may lie one behind the other: the right one has the function
+ * nearest to its start.
  */
-static void hold_back(void *cpu)
+static void replace_functions(void *cpu)
 {
     void **class = object_get_class(cpu), **found = NULL;
     int at = TABLE_WORDS;
 
-    dl_iterate_phdr(find_program, NULL);
-    flags_at = offset_of_flags();
     for (int i = 0; i < CLASS_WORDS; i++) {
         void **table = class[i];
 
@@ -187,7 +241,8 @@ static void hold_back(void *cpu)
     if (!found)
         abort();
     memcpy(functions, *found, sizeof functions);
-    functions[at] = (void *)exec_interrupt;
+    replace(x86_cpu_exec_interrupt, exec_interrupt);
+    replace(x86_cpu_do_interrupt, do_interrupt);
     *found = functions;
 }
 
@@ -196,7 +251,9 @@ static void start(void *cpu)
     pthread_t thread;
 
     next = original();
-    hold_back(cpu);
+    dl_iterate_phdr(find_program, NULL);
+    find_offsets();
+    replace_functions(cpu);
     if (pthread_create(&thread, NULL, poll_apics, NULL))
         abort();
 }

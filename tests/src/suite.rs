@@ -10,6 +10,9 @@ use anyhow::bail;
 use crate::lab::{self, Lab};
 use crate::program::not_run;
 
+/// Letters of an error in the list of failures.
+const FAILURE: usize = 400;
+
 /// Prints a line to standard output, which cargo shows, and ignores errors.
 #[macro_export]
 macro_rules! say {
@@ -137,16 +140,24 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
         crate::say!("test {} ... {word} <{:.1}s>", test.name, start.elapsed().as_secs_f64());
         if let Err(error) = outcome {
             crate::say!("{error:?}\n");
-            failures.push(&test.name);
+            failures.push(failure(&test.name, &error));
         }
     }
     if !failures.is_empty() {
         crate::say!("\nfailures:");
-        failures.iter().for_each(|name| crate::say!("    {name}"));
+        failures.iter().for_each(|failure| crate::say!("    {failure}"));
     }
     crate::say!("\n{}\n", closing_line(tests.len(), failures.len(), filtered, start));
     // The exit status of cargo's own harness.
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}
+
+/// A failed test and the beginning of its error, in one line. Reports of a run keep only the last
+/// lines of a suite, and errors are followed by logs.
+fn failure(name: &str, error: &anyhow::Error) -> String {
+    let words = format!("{error:#}");
+    let line: String = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    format!("{name}: {}", line.chars().take(FAILURE).collect::<String>())
 }
 
 /// The summary line, in the format of cargo's own harness.
@@ -220,6 +231,14 @@ mod test {
         let line = closing_line(3, 1, 4, Instant::now());
         assert!(line.starts_with("test result: FAILED. 2 passed; 1 failed; 0 ignored;"), "{line}");
         assert!(closing_line(3, 0, 0, Instant::now()).starts_with("test result: ok. 3 passed"));
+    }
+
+    #[test]
+    fn a_failure_is_one_line_with_the_beginning_of_its_error() {
+        let error = anyhow::anyhow!("inner\n{}", "x".repeat(1000)).context("outer");
+        let line = failure("name", &error);
+        assert!(line.starts_with("name: outer: inner xxx"), "{line}");
+        assert_eq!(line.len(), "name: ".len() + FAILURE);
     }
 
     #[test]
