@@ -10,7 +10,7 @@ use anyhow::bail;
 use self::steps::{BOOT, PROMPT, STOPPED};
 use crate::patience::Patience;
 use crate::program::Running;
-use crate::say;
+use crate::{say, standstill};
 
 /// The place in a pod's log after the last step.
 #[derive(Default)]
@@ -33,7 +33,8 @@ impl Log {
             let ended = pod.wait(Duration::ZERO).is_ok();
             let stopped = [STOPPED, PROMPT].iter().any(|words| new.contains(words));
             if ended || stopped || !patience.rest() {
-                bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}", pod.stderr.text());
+                let host = standstill::watch();
+                bail!("no {words:?} (ended: {ended}) in:\n{text}\n{}\n{host}", pod.stderr.text());
             }
         }
     }

@@ -97,6 +97,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         let config = with_snapshot(config, snapshot.as_ref())?;
         return run_with(config, snapshot, &mut None, (notices, signals));
     };
+    jail::arrival::enter(&config.jail)?;
     let mut arrival = arrival::wait(&incoming.socket)?;
     let Some(found) = &mut arrival else {
         tracing::info!("ended before a machine arrived");

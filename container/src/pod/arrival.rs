@@ -2,12 +2,13 @@
 //! moves here, or until the other pod is gone.
 //!
 //! Threats: everybody who reaches the port may connect. At most [`MAX_HANDSHAKES`] clients are
-//! served at a time, each for [`HANDSHAKE_TIMEOUT`]; old ones give way to new ones. Only the pod
-//! that runs the machine has the key that is on the volume, and gets past the handshake. A guest
-//! that took over its machine's process there can send anything to the process here, which reads it
-//! as `vmm run --incoming` does.
+//! served at a time, [`MAX_OF_ONE`] of one address, each for [`HANDSHAKE_TIMEOUT`]; old ones give
+//! way to new ones. Only the pod that runs the machine has the key that is on the volume, and gets
+//! past the handshake. A guest that took over its machine's process there can send anything to the
+//! process here, which reads it as `vmm run --incoming` does.
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,7 @@ use super::stop::Signals;
 use super::suspend::{LOCK_FILE, SuspendFolder};
 use super::thread::run_in_thread;
 use super::watch::{KILL_TIMEOUT, Start};
+use crate::log::bucket::{Amount, Bucket, Rate};
 use crate::migration::tls::Key;
 use crate::migration::{self, ACCEPTED, Place, Running, Waiting};
 use crate::net::{every_address, link};
@@ -44,12 +46,20 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 16;
+/// Handshakes with one address, so that another one cannot be pushed out by it.
+const MAX_OF_ONE: usize = 4;
 /// Pause after accepting fails, as without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the machine's process may take to listen, and to end after the connection.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the pod that ran the machine may take to end.
 const OTHER_POD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Lines about refused clients.
+const REFUSALS: Rate = Rate {
+    burst: Amount { lines: 16, bytes: 4 << 10 },
+    per_second: Amount { lines: 1, bytes: 16 },
+};
 
 type Stream = TlsStream<TcpStream>;
 
@@ -143,7 +153,8 @@ impl Waiter {
     /// Returns the connection of the pod that runs the machine, or nothing when it is gone.
     async fn wait(&self) -> anyhow::Result<Option<Stream>> {
         let (sender, mut accepted) = mpsc::channel(1);
-        let mut handshakes = VecDeque::<AbortHandle>::new();
+        let mut handshakes = Handshakes::default();
+        let refusals = Arc::new(Mutex::new(Bucket::new(REFUSALS)));
         let mut polls = interval(POLL_INTERVAL);
         polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -159,16 +170,15 @@ impl Waiter {
                     }
                 }
                 client = self.listener.accept() => {
-                    let Ok((stream, _)) = client else {
+                    let Ok(client) = client else {
                         sleep(ACCEPT_PAUSE).await;
                         continue;
                     };
-                    handshakes.retain(|it| !it.is_finished());
-                    if handshakes.len() == MAX_HANDSHAKES {
-                        handshakes.pop_front().inspect(AbortHandle::abort);
-                    }
-                    let serve = serve(self.acceptor.clone(), stream, sender.clone());
-                    handshakes.push_back(tokio::spawn(serve).abort_handle());
+                    let address = client.1.ip();
+                    handshakes.make_room(address);
+                    let known = (self.acceptor.clone(), sender.clone(), refusals.clone());
+                    let task = tokio::spawn(serve(client, known)).abort_handle();
+                    handshakes.0.push_back((address, task));
                 }
             }
         }
@@ -206,14 +216,43 @@ impl Waiter {
     }
 }
 
-async fn serve(acceptor: TlsAcceptor, client: TcpStream, accepted: Sender<Stream>) {
-    match timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client)).await {
+/// The clients in the handshake, the oldest first.
+#[derive(Default)]
+struct Handshakes(VecDeque<(IpAddr, AbortHandle)>);
+
+impl Handshakes {
+    /// Ends the oldest handshake if there are too many, or too many with this address.
+    fn make_room(&mut self, address: IpAddr) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        let own = self.0.iter().filter(|it| it.0 == address).count();
+        let oldest = if own >= MAX_OF_ONE {
+            self.0.iter().position(|it| it.0 == address)
+        } else {
+            (self.0.len() >= MAX_HANDSHAKES).then_some(0)
+        };
+        if let Some((_, task)) = oldest.and_then(|at| self.0.remove(at)) {
+            task.abort();
+        }
+    }
+}
+
+type Known = (TlsAcceptor, Sender<Stream>, Arc<Mutex<Bucket>>);
+
+async fn serve((client, address): (TcpStream, SocketAddr), (acceptor, accepted, refusals): Known) {
+    let greeted = timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client)).await;
+    let reason = match greeted {
         Ok(Ok(stream)) => {
             // There is one machine.
             accepted.try_send(stream).ok();
+            return;
         }
-        Ok(Err(error)) => tracing::debug!("MIGRATE_PORT: {error:#}"),
-        Err(_) => tracing::debug!("MIGRATE_PORT: a client says nothing"),
+        Ok(Err(error)) => format!("{error:#}"),
+        Err(_) => "it says nothing".into(),
+    };
+    let line = format!("MIGRATE_PORT: a client at {} is refused: {reason}", address.ip());
+    let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
+    if refusals.take(line.len(), std::time::Instant::now()).is_some() {
+        tracing::info!("{line}");
     }
 }
 
@@ -340,4 +379,36 @@ fn has_not_arrived(why: &str) -> anyhow::Error {
          volume: start this pod again"
     );
     Failure::new(Status::State, sentence)
+}
+
+#[cfg(test)]
+mod test {
+    use std::future::pending;
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn address(last: usize) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, u8::try_from(last).unwrap()).into()
+    }
+
+    #[tokio::test]
+    async fn one_address_cannot_push_out_the_handshake_of_another() {
+        let mut handshakes = Handshakes::default();
+        let mut begin = |last| {
+            handshakes.make_room(address(last));
+            let task = tokio::spawn(pending::<()>()).abort_handle();
+            handshakes.0.push_back((address(last), task));
+            let of = |last| handshakes.0.iter().filter(|it| it.0 == address(last)).count();
+            (of(1), of(2), handshakes.0.len())
+        };
+        assert_eq!(begin(1), (1, 0, 1));
+        for _ in 0..50 {
+            begin(2);
+        }
+        assert_eq!(begin(2), (1, MAX_OF_ONE, 1 + MAX_OF_ONE));
+        for last in 0..50 {
+            assert!(begin(100 + last).2 <= MAX_HANDSHAKES);
+        }
+    }
 }

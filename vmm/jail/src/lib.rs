@@ -6,11 +6,13 @@
 //! be opened (Landlock), `filter` limits the system calls (seccomp), and `kernel` leaves the
 //! network namespace and prints the message for a forbidden call. All of this applies to one thread
 //! and the threads that it starts, so it is done while there is only one. `watch` is the jail of a
-//! process that supervises a machine from outside, `server` that of one that serves folders.
+//! process that supervises a machine from outside, `server` that of one that serves folders, and
+//! `arrival` the first jail of a process that waits for a machine.
 //!
 //! No restriction is silently missing. Each one that this host does not support appears in the log
 //! and in `vmm ctl status`, and ends the process with `--jail must`.
 
+pub mod arrival;
 mod config;
 mod filter;
 mod kernel;
