@@ -7,9 +7,10 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use host::size::Size;
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid};
 use screen::keys::Combination;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -144,6 +145,32 @@ fn greeting(path: &Path) -> Vec<u8> {
     line.read_exact(&mut text).expect("a version");
     line.write_all(&text).expect("room");
     text
+}
+
+/// The filters of system calls of a process.
+fn filters(process: &str) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
+    let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
+    count.and_then(|it| it.trim().parse().ok()).expect("a number of filters")
+}
+
+#[test]
+fn a_process_that_waits_for_a_machine_has_a_first_jail() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (jail, more) in [("auto", 2), ("off", 0)] {
+        let socket = folder.path().join(jail);
+        let words = ["run", "--jail", jail, "--incoming", &socket.display().to_string()];
+        let mut waits = Running::vmm(&words).expect("vmm");
+        let connected = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            UnixStream::connect(&socket).is_ok()
+        });
+        assert!(connected, "{jail}: {}", waits.stderr.text());
+        let there = filters(&waits.pid().as_raw_nonzero().to_string());
+        assert_eq!(there, filters("self") + more, "{jail}");
+        waits.signal(Signal::TERM).expect("it waits");
+        assert_eq!(waits.wait(PATIENCE).expect("an end"), 143, "{jail}");
+    }
 }
 
 #[test]

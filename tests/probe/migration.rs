@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -97,9 +97,6 @@ impl Traveller {
         let words = [&["run", "--incoming", &incoming, "--control", &control], words].concat();
         let running = Running::vmm(&words).expect("vmm");
         wait_for_socket(&socket);
-        let status = format!("/proc/{}/status", running.pid().as_raw_nonzero());
-        let status = fs::read_to_string(status).expect("the other end");
-        assert!(status.contains("\nSeccomp:\t2\n"), "it waits in its first jail: {status}");
         Waiting { running, number, socket }
     }
 
