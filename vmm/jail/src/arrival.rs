@@ -105,7 +105,7 @@ mod test {
             "program" => drop(Command::new("/bin/true").exec()),
             "process" => drop(Command::new("/bin/true").status()),
             "root" => drop(std::os::unix::fs::chroot("/")),
-            // What a machine does that has arrived.
+            // A machine that has arrived does this.
             _ => {
                 File::open("/proc/self/status").unwrap();
                 TcpListener::bind("127.0.0.1:0").unwrap();
