@@ -35,8 +35,8 @@ const BYTES: u32 = 48 << 10;
 /// The serial adapter at each end.
 const TTY: &str = "/dev/ttyUSB0";
 /// The guest may take this many times as long for these bytes as the lab's own driver. It takes 5
-/// times as long, because the lab emulates its processor: a second for what 1 Mbit/s carries in
-/// half a second. A wait of 2 ms for each packet would double that.
+/// to 7 times as long, because the lab emulates its processor: one or two seconds for what 1 Mbit/s
+/// carries in half a second.
 const TIMES: u32 = 10;
 
 const ASSETS: &[&str] = &["BZIMAGE_GENERIC_13", "MODULES_GENERIC_13", "BUSYBOX", "SOUND_TOOLS"];
@@ -101,7 +101,7 @@ fn uses_devices() -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)?;
     drop(passed);
     // The host's driver has the adapter again.
-    wait_for("ttyUSB0 at the host", || Path::new("/dev/ttyUSB0").exists())
+    wait_for("ttyUSB0 at the host", || Path::new(TTY).exists())
 }
 
 /// The pod opens the devices, and its machine has no other.
@@ -164,7 +164,7 @@ fn prepare_host() -> anyhow::Result<()> {
         shell(&format!("modprobe {module}"))?;
     }
     wait_for("the host's devices", || {
-        ["/dev/sda", "/dev/ttyUSB0"].iter().all(|path| Path::new(path).exists())
+        ["/dev/sda", TTY].iter().all(|path| Path::new(path).exists())
             && shell("grep -q 'QEMU USB Tablet' /sys/bus/usb/devices/*/product").is_ok()
     })?;
     let listed = process::Command::new(lab::vmm()?).arg("usb").output().context("vmm usb")?;

@@ -7,7 +7,6 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use host::size::Size;
 use rustix::process::{Signal, geteuid};
@@ -17,6 +16,7 @@ use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, finish, not_run, run_in, vmm};
 use vmm::control::{self, Client, LinkState};
 
+use crate::migration::wait_for_socket;
 use crate::runs_here;
 
 /// An arbitrary user and group.
@@ -86,12 +86,7 @@ impl Jailed {
         let tasks = fs::read_dir(folder).expect("the process").flatten();
         // A thread that has just ended has no status.
         let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
-        let value = |text: String| {
-            let line = text.lines().find(|line| line.split(':').next() == Some(field));
-            let words = line.expect(field).split_once(':').expect("a colon").1.split_whitespace();
-            words.collect::<Vec<_>>().join(" ")
-        };
-        texts.map(value).collect()
+        texts.map(|text| self::field(&text, field)).collect()
     }
 
     fn all_have(&self, field: &str, value: &str) {
@@ -147,11 +142,17 @@ fn greeting(path: &Path) -> Vec<u8> {
     text
 }
 
-/// The filters of system calls of a process.
+/// A field of a `status` file in `/proc`.
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find(|line| line.split(':').next() == Some(name));
+    let words = line.expect(name).split_once(':').expect("a colon").1.split_whitespace();
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The number of filters of system calls of a process.
 fn filters(process: &str) -> u32 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
-    let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
-    count.and_then(|it| it.trim().parse().ok()).expect("a number of filters")
+    field(&status, "Seccomp_filters").parse().expect("a number")
 }
 
 #[test]
@@ -161,11 +162,7 @@ fn a_process_that_waits_for_a_machine_has_a_first_jail() {
         let socket = folder.path().join(jail);
         let words = ["run", "--jail", jail, "--incoming", &socket.display().to_string()];
         let mut waits = Running::vmm(&words).expect("vmm");
-        let connected = (0..1000).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            UnixStream::connect(&socket).is_ok()
-        });
-        assert!(connected, "{jail}: {}", waits.stderr.text());
+        wait_for_socket(&socket);
         let there = filters(&waits.pid().as_raw_nonzero().to_string());
         assert_eq!(there, filters("self") + more, "{jail}");
         waits.signal(Signal::TERM).expect("it waits");

@@ -140,7 +140,7 @@ impl Traveller {
 }
 
 /// Waits until it listens there. The connection is dropped before it says anything.
-fn wait_for_socket(path: &Path) {
+pub(crate) fn wait_for_socket(path: &Path) {
     let end = Instant::now() + PATIENCE;
     while UnixStream::connect(path).is_err() {
         assert!(Instant::now() < end, "nobody listens at {}", path.display());

@@ -8,7 +8,7 @@
 //! process here, which reads it as `vmm run --incoming` does.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -170,15 +170,13 @@ impl Waiter {
                     }
                 }
                 client = self.listener.accept() => {
-                    let Ok(client) = client else {
+                    let Ok((stream, address)) = client else {
                         sleep(ACCEPT_PAUSE).await;
                         continue;
                     };
-                    let address = client.1.ip();
-                    handshakes.make_room(address);
-                    let known = (self.acceptor.clone(), sender.clone(), refusals.clone());
-                    let task = tokio::spawn(serve(client, known)).abort_handle();
-                    handshakes.0.push_back((address, task));
+                    let (acceptor, accepted) = (self.acceptor.clone(), sender.clone());
+                    let serve = serve(acceptor, stream, address.ip(), accepted, refusals.clone());
+                    handshakes.begin(address.ip(), serve);
                 }
             }
         }
@@ -221,8 +219,9 @@ impl Waiter {
 struct Handshakes(VecDeque<(IpAddr, AbortHandle)>);
 
 impl Handshakes {
-    /// Ends the oldest handshake if there are too many, or too many with this address.
-    fn make_room(&mut self, address: IpAddr) {
+    /// Begins a handshake. Ends the oldest one if there are too many, or too many with this
+    /// address.
+    fn begin(&mut self, address: IpAddr, handshake: impl Future<Output = ()> + Send + 'static) {
         self.0.retain(|(_, task)| !task.is_finished());
         let own = self.0.iter().filter(|it| it.0 == address).count();
         let oldest = if own >= MAX_OF_ONE {
@@ -233,12 +232,17 @@ impl Handshakes {
         if let Some((_, task)) = oldest.and_then(|at| self.0.remove(at)) {
             task.abort();
         }
+        self.0.push_back((address, tokio::spawn(handshake).abort_handle()));
     }
 }
 
-type Known = (TlsAcceptor, Sender<Stream>, Arc<Mutex<Bucket>>);
-
-async fn serve((client, address): (TcpStream, SocketAddr), (acceptor, accepted, refusals): Known) {
+async fn serve(
+    acceptor: TlsAcceptor,
+    client: TcpStream,
+    address: IpAddr,
+    accepted: Sender<Stream>,
+    refusals: Arc<Mutex<Bucket>>,
+) {
     let greeted = timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client)).await;
     let reason = match greeted {
         Ok(Ok(stream)) => {
@@ -249,7 +253,7 @@ async fn serve((client, address): (TcpStream, SocketAddr), (acceptor, accepted, 
         Ok(Err(error)) => format!("{error:#}"),
         Err(_) => "it says nothing".into(),
     };
-    let line = format!("MIGRATE_PORT: a client at {} is refused: {reason}", address.ip());
+    let line = format!("MIGRATE_PORT: a client at {address} is refused: {reason}");
     let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
     if refusals.take(line.len(), std::time::Instant::now()).is_some() {
         tracing::info!("{line}");
@@ -396,9 +400,7 @@ mod test {
     async fn one_address_cannot_push_out_the_handshake_of_another() {
         let mut handshakes = Handshakes::default();
         let mut begin = |last| {
-            handshakes.make_room(address(last));
-            let task = tokio::spawn(pending::<()>()).abort_handle();
-            handshakes.0.push_back((address(last), task));
+            handshakes.begin(address(last), pending());
             let of = |last| handshakes.0.iter().filter(|it| it.0 == address(last)).count();
             (of(1), of(2), handshakes.0.len())
         };

@@ -2,9 +2,9 @@
 //! into no process, and changes neither the kernel nor a mount. It still opens files, devices and
 //! sockets, which it does when the machine has arrived. Then it enters the whole jail.
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::SeccompAction;
 
-use super::config::{Config, Mode, Seccomp};
+use super::config::{Config, Mode};
 use super::filter::{self, Calls, bits, flag};
 use super::kernel;
 
@@ -62,27 +62,18 @@ const REFUSED: &[i64] = &[
 
 /// Enters the first jail. A kernel without filters is reported when the machine has arrived.
 pub fn enter(config: &Config) -> anyhow::Result<()> {
-    let otherwise = match (config.mode, config.seccomp) {
-        (Mode::Off, _) | (_, Seccomp::Off) => return Ok(()),
-        (_, Seccomp::Log) => SeccompAction::Log,
-        (_, Seccomp::On) => SeccompAction::Trap,
-    };
-    kernel::end_on_refusal()?;
-    if let Err(error) = filter::apply(&programs(otherwise)?) {
-        tracing::debug!("the first jail: {error:#}");
-    }
-    Ok(())
-}
-
-fn programs(refusal: SeccompAction) -> anyhow::Result<[BpfProgram; 2]> {
+    let refusal = filter::refusal(config.seccomp).filter(|_| config.mode != Mode::Off);
+    let Some(refusal) = refusal else { return Ok(()) };
     let mut refused: Calls = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     refused.insert(libc::SYS_clone, bits(0, flag(libc::CLONE_THREAD), 0)?);
     // A filter does not see its flags. The C library uses `clone` instead.
-    let absent = Calls::from([(libc::SYS_clone3, Vec::new())]);
-    let enosys = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    let filter =
-        |calls, action| SeccompFilter::new(calls, SeccompAction::Allow, action, TargetArch::x86_64);
-    Ok([filter(absent, enosys)?.try_into()?, filter(refused, refusal)?.try_into()?])
+    let absent = [(libc::SYS_clone3, Vec::new())].into();
+    let programs = filter::compile(absent, refused, refusal, SeccompAction::Allow)?;
+    kernel::end_on_refusal()?;
+    if let Err(error) = filter::apply(&programs) {
+        tracing::debug!("the first jail: {error:#}");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

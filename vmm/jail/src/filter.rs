@@ -368,26 +368,32 @@ fn absent(needs: Needs) -> Calls {
 
 /// The filter programs. The strictest result of all programs wins.
 pub(crate) fn programs(needs: Needs, mode: Seccomp) -> anyhow::Result<Vec<BpfProgram>> {
-    let otherwise = match mode {
-        Seccomp::Off => return Ok(Vec::new()),
-        Seccomp::Log => SeccompAction::Log,
-        Seccomp::On => SeccompAction::Trap,
-    };
-    Ok(compile(absent(needs), allowed(needs)?, otherwise)?.into())
+    let Some(refusal) = refusal(mode) else { return Ok(Vec::new()) };
+    Ok(compile(absent(needs), allowed(needs)?, SeccompAction::Allow, refusal)?.into())
 }
 
-/// The programs that make the calls of `absent` fail with ENOSYS, and that allow only those of
-/// `list`.
+/// The answer to a call that is refused, if there is a filter.
+pub(crate) fn refusal(mode: Seccomp) -> Option<SeccompAction> {
+    match mode {
+        Seccomp::Off => None,
+        Seccomp::Log => Some(SeccompAction::Log),
+        Seccomp::On => Some(SeccompAction::Trap),
+    }
+}
+
+/// The programs that make the calls of `absent` fail with ENOSYS, and that answer those of `list`
+/// with `listed` and all others with `otherwise`.
 pub(crate) fn compile(
     absent: Calls,
     list: Calls,
+    listed: SeccompAction,
     otherwise: SeccompAction,
 ) -> anyhow::Result<[BpfProgram; 2]> {
     let arch = TargetArch::x86_64;
     let enosys = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     let absent = SeccompFilter::new(absent, SeccompAction::Allow, enosys, arch)?;
-    let list = SeccompFilter::new(list, otherwise, SeccompAction::Allow, arch)?;
-    // The list forbids the call that applies further programs, so it comes last.
+    let list = SeccompFilter::new(list, otherwise, listed, arch)?;
+    // The list may forbid the call that applies further programs, so it comes last.
     Ok([absent.try_into()?, list.try_into()?])
 }
 

@@ -121,7 +121,8 @@ impl FileAccess {
     pub fn enter(&self, keep: Capabilities, children: &[u32]) -> anyhow::Result<Vec<String>> {
         let absent = [(libc::SYS_clone3, Vec::new())].into();
         let otherwise = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-        let programs = filter::compile(absent, allowed(children)?, otherwise)?;
+        let programs =
+            filter::compile(absent, allowed(children)?, SeccompAction::Allow, otherwise)?;
         let mut paths = Paths::default();
         for (all, what) in [
             (&self.read, PathAccess::Read),
