@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use transom_tests::evdev::{Event, EventRecorder, KEY, TOOLS, states, wait_until};
+use transom_tests::evdev::{Event, EventRecorder, TOOLS, presses, states, wait_until};
 use transom_tests::guest::{Guest, Running};
 use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
@@ -294,7 +294,7 @@ const SYSTEM_KEYS: &Strokes = &[("sleep", &[142])];
 
 /// Checks that exactly these keys went down and up in this order.
 fn ensure_typed(events: &[Event], strokes: &Strokes) -> anyhow::Result<()> {
-    let typed: Vec<_> = events.iter().filter(|it| it.0 == KEY).map(|it| (it.1, it.2)).collect();
+    let typed: Vec<_> = presses(events).collect();
     let mut expected = Vec::new();
     for (_, keys) in strokes {
         expected.extend(keys.iter().map(|key| (*key, 1)));
@@ -443,7 +443,7 @@ fn lets_go(booted: &mut Booted, socket: &Path) -> anyhow::Result<()> {
     drop(viewer);
     let events = keyboard.finish(booted, "code 54 .*value 0")?;
     let mut keys: BTreeMap<u16, Vec<i32>> = BTreeMap::new();
-    for (_, code, value) in events.into_iter().filter(|it| it.0 == KEY && it.2 != 2) {
+    for (code, value) in presses(&events) {
         keys.entry(code).or_default().push(value);
     }
     let expected = [29, 54, 111].map(|key| (key, vec![1, 0]));

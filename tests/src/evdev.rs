@@ -21,11 +21,20 @@ pub type Event = (u16, u16, i32);
 /// End of a group of events that belong together (`EV_SYN`).
 const SYNCHRONIZE: u16 = 0;
 /// Keys and buttons (`EV_KEY`).
-pub const KEY: u16 = 1;
+const KEY: u16 = 1;
+/// The value of a key that is repeated.
+const REPEATED: i32 = 2;
 /// Relative axes (`EV_REL`).
 const RELATIVE: u16 = 2;
 /// Absolute axes (`EV_ABS`).
 const ABSOLUTE: u16 = 3;
+
+/// The keys that went down (1) and up (0). Linux repeats a key by itself if a busy host delays the
+/// report of its release.
+pub fn presses(events: &[Event]) -> impl Iterator<Item = (u16, i32)> {
+    let presses = events.iter().filter(|it| it.0 == KEY && it.2 != REPEATED);
+    presses.map(|it| (it.1, it.2))
+}
 
 /// Waits until a command in the guest succeeds.
 pub fn wait_until(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
