@@ -54,8 +54,8 @@ pub fn find(boot: Boot, root: &Path, has_smm: impl FnOnce() -> bool) -> anyhow::
             "no firmware is at /{place}: use the original image, or mount Debian's package ovmf"
         ),
         true => format!(
-            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: use the original image, \
-             or set BOOT_MODE=windows",
+            "BOOT_MODE={}, which Windows 11 needs: no firmware with Secure Boot is at /{place}: \
+             build the image with that of Debian 12, or set BOOT_MODE=windows",
             boot.show()
         ),
     };
@@ -139,12 +139,24 @@ pub fn adjust_boot_mode(
 ) {
     let is_windows = |path: &Path| media.is_some() || is_microsofts(path);
     let installs = matches!(source, Source::Medium(path) if is_windows(path));
-    let settings = &input.settings;
-    let unattended = is_new && settings.pod.compat != Compat::Dockur;
-    let wanted = settings.windows.manual || unattended;
-    if installs && wanted && lacks_secure_boot(input, media) {
+    if installs && is_to_be_secure(input, media, is_new) {
         input.settings.machine.boot = Boot::Secure;
     }
+}
+
+fn is_to_be_secure(input: &ParsedEnvironment, media: Option<&Media>, is_new: bool) -> bool {
+    let settings = &input.settings;
+    let unattended = is_new && settings.pod.compat != Compat::Dockur;
+    (settings.windows.manual || unattended) && lacks_secure_boot(input, media)
+}
+
+/// Checks that the firmware that a Windows needs is there, before it is downloaded.
+pub fn check_before_download(input: &ParsedEnvironment, root: &Path) -> anyhow::Result<()> {
+    let boot = match is_to_be_secure(input, None, true) {
+        true => Boot::Secure,
+        false => input.settings.machine.boot,
+    };
+    find(boot, root, || false).map(drop)
 }
 
 /// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
@@ -177,11 +189,32 @@ mod test {
         assert!(find(Boot::Uefi, root.path()).is_ok());
         let error = find(Boot::Secure, root.path()).unwrap_err();
         assert_eq!(Status::of(&error), Status::Boot);
-        assert!(error.to_string().starts_with("BOOT_MODE=windows_secure: "), "{error}");
+        assert!(error.to_string().starts_with("BOOT_MODE=windows_secure, "), "{error}");
         fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
         let found = find(Boot::Secure, root.path()).unwrap();
         assert!(found.code.ends_with("OVMF_CODE_4M.fd") && !found.smm);
         assert!(found.template.ends_with("OVMF_VARS_4M.ms.fd"));
+    }
+
+    #[test]
+    fn windows_11_without_its_firmware_is_refused_before_the_download() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDERS[0]);
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"] {
+            fs::write(folder.join(name), "x").unwrap();
+        }
+        let check = |words: &[(&str, &str)]| {
+            let words = words.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+            check_before_download(&environment::read(&words.collect()).unwrap(), root.path())
+        };
+        let error = check(&[("VERSION", "11")]).unwrap_err();
+        assert_eq!(Status::of(&error), Status::Boot);
+        for other in [("VERSION", "10"), ("BOOT_MODE", "windows"), ("COMPAT", "dockur")] {
+            check(&[("VERSION", "11"), other]).unwrap();
+        }
+        fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
+        check(&[("VERSION", "11")]).unwrap();
     }
 
     #[test]

@@ -63,6 +63,7 @@ use self::thread::run_in_thread;
 use self::volume::Volume;
 use crate::agent::Agent;
 use crate::descriptors;
+use crate::firmware;
 use crate::jail::{self, Capabilities};
 use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
@@ -244,6 +245,9 @@ fn announce(plan: &Plan) -> anyhow::Result<()> {
     // Warnings would hide the error of a pod that cannot start.
     if let Some(error) = plan.download_error().or_else(|| plan.drivers_error()) {
         return Err(error);
+    }
+    if let Source::Download(_) = plan.source {
+        firmware::check_before_download(&plan.input, Path::new("/"))?;
     }
     plan.check_kvm(Path::new("/dev/kvm"))?;
     for warning in &plan.warnings {

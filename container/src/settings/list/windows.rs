@@ -38,7 +38,8 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
     /// DOMAIN, the name of an existing account there, which Windows logs on.
     full "USERNAME" = "Docker" (account.user);
     /// The password of the account, of the built-in Administrator, and of the screen. By default
-    /// one is made, which `transom password` prints. With COMPAT=dockur the account gets `admin`.
+    /// one is generated, which `transom password` prints. With COMPAT=dockur the account gets
+    /// `admin`.
     full "PASSWORD" = "admin" (account.password);
     /// Logs the account on automatically.
     full "AUTOLOGIN" = "Y" (account.autologin);
