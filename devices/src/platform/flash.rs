@@ -338,6 +338,10 @@ impl Bank {
         }
     }
 
+    fn store(&mut self) -> Option<&mut Store> {
+        if let Writes::File(store) = &mut self.writes { Some(store) } else { None }
+    }
+
     fn park(&mut self) -> Chip {
         self.unmask();
         if let Writes::File(store) = &mut self.writes {
@@ -367,6 +371,9 @@ struct Flash {
 struct State {
     code: Chip,
     vars: Chip,
+    /// Blocks that the file of VARS lacks, and memory has.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    outdated: BTreeSet<u64>,
 }
 
 impl Flash {
@@ -394,12 +401,17 @@ impl Device for Flash {
     fn park(&mut self) -> Saved {
         let code = self.code.park();
         let vars = self.vars.as_mut().map(Bank::park).unwrap_or_default();
-        Saved::of(&State { code, vars })
+        let store = self.vars.as_mut().and_then(Bank::store);
+        let outdated = store.map(|store| store.outdated.clone()).unwrap_or_default();
+        Saved::of(&State { code, vars, outdated })
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        let State { code, vars } = saved.take()?;
+        let State { code, vars, outdated } = saved.take()?;
         self.code.run(code)?;
+        if let Some(store) = self.vars.as_mut().and_then(Bank::store) {
+            store.outdated.extend(outdated.into_iter().filter(|block| *block < store.size / BLOCK));
+        }
         self.vars.as_mut().map_or(Ok(()), |bank| bank.run(vars))
     }
 }
@@ -518,6 +530,7 @@ impl Store {
         self.alarm = None;
         self.catch_up(view);
         self.file.sync();
+        self.take_back_lost();
     }
 }
 

@@ -101,12 +101,13 @@ struct Body {
 }
 
 impl Agent {
-    /// Closing the port forgets the agent and everything that was on its way.
+    /// Closing the port forgets the agent and everything that was on its way, but not the limit.
     pub fn set_open(&mut self, open: bool) {
         if self.open == open {
             return;
         }
-        *self = Self { open, ..Self::default() };
+        let requests = take(&mut self.requests);
+        *self = Self { open, requests, ..Self::default() };
         self.due.capabilities = open.then_some(true);
     }
 

@@ -235,6 +235,20 @@ fn an_unwritable_file_keeps_its_content_and_is_updated_later() {
     assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest continues in memory");
     assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
 
+    // The next process, to whose memory the contents came, knows what its file lacks.
+    let saved = bench.board.park();
+    let next = try_bench(images.config()).unwrap();
+    next.board.park();
+    let mut behind = blank_vars();
+    behind[0x5000] = 0x11;
+    fs::write(images.vars(), &behind).unwrap();
+    next.board.run(saved).unwrap();
+    write(&next, VARS + 0x6000, &[PROGRAM, 0x55]);
+    (behind[0x5000], behind[0x6000]) = (0xff, 0x55);
+    assert_eq!(fs::read(images.vars()).unwrap(), behind);
+    drop(next);
+    fs::write(images.vars(), blank_vars()).unwrap();
+
     let view = bench.hypervisor.backing(VARS_SIZE as u64, GuestAccess::ReadOnly).unwrap();
     view.write(0, &blank_vars());
     let mut store = Store::new(&images.vars(), open(&images.vars(), false).unwrap(), 0x10000);

@@ -146,6 +146,8 @@ impl Controller {
         let mut pointer = [0; 8];
         memory.read(dcbaap.wrapping_add(8 * u64::from(number)), &mut pointer)?;
         let at = u64::from_le_bytes(pointer) & !0x3f;
+        // The device must not keep a request to the address before.
+        self.withdraw(number, 1);
         let (state, address) = if block { (DEFAULT, 0) } else { (ADDRESSED, number) };
         let ring = Endpoint::new(&control);
         device.set_state(state, address);

@@ -12,6 +12,8 @@ use host::memory::{Memory, NoMemory, Piece};
 
 /// The maximum number of TRBs per descriptor: enough for 16 MiB in pages.
 const MAX_TRBS: usize = 4096;
+/// The maximum number of TRBs per isochronous descriptor, of which many wait at a time.
+const MAX_ISOCH_TRBS: usize = 64;
 /// The maximum number of descriptors of one endpoint in a round.
 const MAX_TURN: u32 = 64;
 /// The number of TRBs, including links, that a round reads from all rings before it checks for a
@@ -132,7 +134,9 @@ impl Controller {
             self.end(slot, number, &td, Ok(0));
         } else if number == 1 {
             self.control(slot, td);
-        } else if is_data(&td, kind) && (kind == NORMAL || td.length() <= MAX_ISOCH) {
+        } else if is_data(&td, kind)
+            && (kind == NORMAL || td.length() <= MAX_ISOCH && td.trbs.len() <= MAX_ISOCH_TRBS)
+        {
             self.begin(slot, number, td);
         } else {
             self.end(slot, number, &td, Err(Code::Trb));
