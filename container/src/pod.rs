@@ -440,7 +440,8 @@ impl Pod {
         drop(mem::take(&mut parts.unnamed));
         child.attach_setup_disk(self.plugged(parts.setup_disk, &config));
         // The machine locks the disks now, and later the pod may have no right to look.
-        snapshots::check(&Shelf::new(settings, Path::new("/")))?;
+        let shelf = Shelf::new(settings, Path::new("/"));
+        snapshots::check_since(&shelf, parts.identity.generation)?;
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
         // Keep the lock until the process exists: from then on `watch` handles signals.

@@ -23,6 +23,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use ::host::lock;
+use ::host::uuid::Uuid;
 use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
@@ -386,6 +387,18 @@ pub fn check(shelf: &Shelf) -> anyhow::Result<()> {
     }
     let sentence = "a restore of a snapshot has begun in another container since this start began: \
                     start again, which finishes the restore";
+    Err(Failure::new(Status::State, sentence))
+}
+
+/// Fails also if a restore has ended since this was the generation: it has replaced files that are
+/// open already.
+pub fn check_since(shelf: &Shelf, generation: Option<Uuid>) -> anyhow::Result<()> {
+    check(shelf)?;
+    if restore::generation(shelf) == generation {
+        return Ok(());
+    }
+    let sentence = "a snapshot has been restored in another container since this start began: \
+                    start again";
     Err(Failure::new(Status::State, sentence))
 }
 

@@ -10,10 +10,10 @@ pub mod cipher;
 pub mod memory;
 
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
-use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read as _, Write as _};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use anyhow::{Context, bail, ensure};
 use devices::device;
 use host::ram::{GuestMemoryMmap, MmapRegion};
 use kvm_bindings::kvm_cpuid_entry2;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryBackend as _;
 
@@ -287,15 +288,15 @@ impl Snapshot {
     }
 
     fn open_files(from: &Restore) -> anyhow::Result<Self> {
-        let file = match File::open(from.dir.join(MACHINE)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        let file = match open(&from.dir.join(MACHINE)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 bail!("{}", missing(&from.dir))
             }
             other => other.context(MACHINE)?,
         };
         let secret = from.key.as_deref().map(Secret::open).transpose()?;
         let (saved, cipher) = Saved::read(&file, secret.as_ref()).context(MACHINE)?;
-        let file = File::open(from.dir.join(MEMORY)).context(MEMORY)?;
+        let file = open(&from.dir.join(MEMORY)).context(MEMORY)?;
         memory::check_length(&file, &saved.memory, cipher.is_some()).context(MEMORY)?;
         Ok(Self { saved, memory: Contents::File(Stored { file, from: from.clone(), cipher }) })
     }
@@ -349,6 +350,16 @@ impl Snapshot {
             refused(read.with_context(|| stored.from.memory()))?;
         }
         Ok(ram)
+    }
+}
+
+/// Opens a file of a snapshot. Others may have put a pipe there, which must not block.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a file")),
     }
 }
 

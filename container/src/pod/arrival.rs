@@ -186,7 +186,9 @@ impl Waiter {
     /// one, and remembers who may connect.
     async fn look(&self) -> anyhow::Result<bool> {
         if !is_taken(&self.folder).await? {
-            return Ok(false);
+            // The machine may have moved to another pod, which takes the lock in a moment.
+            sleep(POLL_INTERVAL).await;
+            return is_taken(&self.folder).await;
         }
         let (folder, waiting) = (self.folder.clone(), self.waiting.clone());
         let has_place = self.place().is_some();
@@ -243,13 +245,9 @@ async fn serve(
     accepted: Sender<Stream>,
     refusals: Arc<Mutex<Bucket>>,
 ) {
-    let greeted = timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client)).await;
+    let greeted = timeout(HANDSHAKE_TIMEOUT, greet(&acceptor, client, &accepted)).await;
     let reason = match greeted {
-        Ok(Ok(stream)) => {
-            // There is one machine.
-            accepted.try_send(stream).ok();
-            return;
-        }
+        Ok(Ok(())) => return,
         Ok(Err(error)) => format!("{error:#}"),
         Err(_) => "it says nothing".into(),
     };
@@ -260,13 +258,20 @@ async fn serve(
     }
 }
 
-/// Accepts the pod that runs the machine.
-async fn greet(acceptor: &TlsAcceptor, stream: TcpStream) -> anyhow::Result<Stream> {
+/// Accepts the pod that runs the machine. It may come to several addresses of this one at once: one
+/// connection is accepted, because both pods must keep the same one.
+async fn greet(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+    accepted: &Sender<Stream>,
+) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let mut stream = acceptor.accept(stream).await?;
+    let place = accepted.try_reserve().context("another connection is accepted")?;
     stream.write_all(ACCEPTED).await?;
     stream.flush().await?;
-    Ok(stream)
+    place.send(stream);
+    Ok(())
 }
 
 impl Arriving {

@@ -35,6 +35,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXTRA_TIME: Duration = Duration::from_secs(60);
 /// How long the process of the machine may take to end a move.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the process of a machine that has moved may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes that are copied at a time.
 const BUFFER: usize = 256 << 10;
@@ -50,7 +52,7 @@ pub struct Departure {
     pause: u32,
     story: Arc<Story>,
     /// Held while the machine moves, and while a command waits for that.
-    moving: Mutex<()>,
+    moving: Mutex<bool>,
     /// The pod stops, and no command moves the machine any more.
     stops: watch::Sender<bool>,
 }
@@ -81,7 +83,8 @@ impl Departure {
 
     /// Moves the machine for a command, unless the pod stops before it has reached another one.
     pub async fn command(&self, limits: Limits) -> anyhow::Result<Value> {
-        let _one = self.moving.try_lock().ok().context("another command moves the machine")?;
+        let one = self.moving.try_lock().ok();
+        let mut has_moved = one.context("another command moves the machine")?;
         let mut stops = self.stops.subscribe();
         let reached = tokio::select! {
             reached = self.reach(limits.wait) => reached?,
@@ -89,7 +92,9 @@ impl Departure {
         };
         // It may have fallen asleep meanwhile.
         doze::wake().await?;
-        self.send(reached, limits.within).await
+        let report = self.send(reached, limits.within).await?;
+        *has_moved = true;
+        Ok(report)
     }
 
     /// Moves the machine of a pod that stops.
@@ -109,6 +114,10 @@ impl Departure {
                 machine_client::ask_now(&self.control, Command::MigrateCancel).await.ok();
                 timeout(CANCEL_TIMEOUT, self.moving.lock()).await.ok();
             }
+        }
+        // The process of a machine that has moved is still ending.
+        if self.moving.try_lock().is_ok_and(|has_moved| *has_moved) {
+            timeout(END_TIMEOUT, child.end()).await.ok();
         }
         child.has_ended()
     }

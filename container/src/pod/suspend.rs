@@ -245,7 +245,7 @@ impl SuspendFolder {
             None => self.continued_bytes.load(Ordering::Relaxed),
         };
         let used = child.id().and_then(memory_of).map(|bytes| bytes + continued);
-        Ok(all.min(used.unwrap_or(all)) + OTHER_BYTES)
+        Ok(all.min(used.unwrap_or(all)).saturating_add(OTHER_BYTES))
     }
 
     fn check_volume(&self, bytes: u64, limit: Duration) -> anyhow::Result<()> {

@@ -132,8 +132,12 @@ fn a_snapshot_has_all_disks_and_what_belongs_to_them() {
     restore(host.shelf(), &name("one"), false).unwrap();
     assert_eq!(host.files(), before);
     let first = host.generation().unwrap();
+    let known = restore::generation(&host.shelf());
+    check_since(&host.shelf(), known).unwrap();
     restore(host.shelf(), &name("one"), false).unwrap();
     assert_ne!(host.generation().unwrap(), first, "the guest must learn of each restore");
+    let said = check_since(&host.shelf(), known).unwrap_err().to_string();
+    assert!(said.contains("has been restored in another container"), "{said}");
     // As a machine whose disk is over it.
     let base = host.root.path().join("storage2/windows.snapshots/one/data2.img");
     let machine = File::open(&base).unwrap();

@@ -60,14 +60,24 @@ const REFUSED: &[i64] = &[
     libc::SYS_adjtimex,
 ];
 
+/// The same kernel takes calls of the x32 ABI: their numbers have this bit, and some are others.
+const X32: i64 = 0x4000_0000;
+/// execve, ptrace, kexec_load, process_vm_readv, process_vm_writev, execveat.
+const ONLY_X32: [i64; 6] = [520, 521, 528, 539, 540, 545];
+
 /// Enters the first jail. A kernel without filters is reported when the machine has arrived.
 pub fn enter(config: &Config) -> anyhow::Result<()> {
     let refusal = filter::refusal(config.seccomp).filter(|_| config.mode != Mode::Off);
     let Some(refusal) = refusal else { return Ok(()) };
-    let mut refused: Calls = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    refused.insert(libc::SYS_clone, bits(0, flag(libc::CLONE_THREAD), 0)?);
-    // A filter does not see its flags. The C library uses `clone` instead.
-    let absent = [(libc::SYS_clone3, Vec::new())].into();
+    let native = REFUSED.iter().copied().chain(ONLY_X32.map(|call| X32 | call));
+    let all = native.chain(REFUSED.iter().map(|call| X32 | call));
+    let mut refused: Calls = all.map(|call| (call, Vec::new())).collect();
+    // A filter does not see the flags of clone3. The C library uses `clone` instead.
+    let mut absent = Calls::new();
+    for abi in [0, X32] {
+        refused.insert(abi | libc::SYS_clone, bits(0, flag(libc::CLONE_THREAD), 0)?);
+        absent.insert(abi | libc::SYS_clone3, Vec::new());
+    }
     let programs = filter::compile(absent, refused, refusal, SeccompAction::Allow)?;
     kernel::end_on_refusal()?;
     if let Err(error) = filter::apply(&programs) {

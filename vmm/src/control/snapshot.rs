@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{Client, Command, Then};
 pub use crate::snapshot::cipher::{Secret, SnapshotKey};
+use crate::snapshot::open;
 pub use crate::snapshot::{Header, MACHINE, MEMORY, UNFINISHED};
 
 /// How often a client asks whether memory is checked.
@@ -77,7 +78,7 @@ pub fn finish_interrupted(dir: &Path) -> anyhow::Result<()> {
 /// The header of the snapshot in this folder, if its machine can continue: it ended with the
 /// snapshot, or was paused while its disks were copied.
 pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
-    match File::open(dir.join(MACHINE)) {
+    match open(&dir.join(MACHINE)) {
         Ok(file) => {
             let header = Header::read(&mut BufReader::new(file))?;
             Ok(Some(header).filter(|header| header.then != Then::Resume))
@@ -91,7 +92,7 @@ pub fn find(dir: &Path) -> anyhow::Result<Option<Header>> {
 
 /// The header of the snapshot that is complete but for its name.
 fn unfinished(dir: &Path) -> anyhow::Result<Option<Header>> {
-    let checked = match File::open(dir.join(UNFINISHED)) {
+    let checked = match open(&dir.join(UNFINISHED)) {
         Err(error) if is_absent(&error) => return Ok(None),
         opened => opened.map_err(Into::into).and_then(|file| Header::check(&file)),
     };
@@ -160,6 +161,24 @@ impl Drop for Folder {
             if self.new {
                 fs::remove_dir(&self.path).ok();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_in_place_of_a_snapshot_blocks_nobody() {
+        for name in [MACHINE, UNFINISHED] {
+            let folder = tempfile::tempdir().unwrap();
+            let made = Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
+            assert!(made.success());
+            let said = find(folder.path()).unwrap_err().to_string();
+            assert!(said.contains("not a file"), "{said}");
         }
     }
 }

@@ -49,7 +49,9 @@ impl Sessions {
     pub(super) fn start(&self, access: Access) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
-        all.retain(|_, (_, used)| used.elapsed() < MAX_IDLE);
+        // One with connections stays known, so that logging out ends them.
+        let is_connected = |session: &Arc<Session>| Arc::strong_count(session) > 1;
+        all.retain(|_, (session, used)| used.elapsed() < MAX_IDLE || is_connected(session));
         if all.len() >= MAX_SESSIONS {
             let oldest = all.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
