@@ -174,6 +174,7 @@ mod test {
     use std::fs;
 
     use super::*;
+    use crate::settings::environment;
 
     #[test]
     fn secure_boot_needs_its_own_variable_store_with_keys() {

@@ -25,11 +25,13 @@ use crate::files;
 
 /// Hexadecimal digits of a fingerprint.
 const DIGITS: usize = 64;
+/// Follows a kept fingerprint that a user trusts.
+const TRUSTED: &str = " trusted";
 
 /// Fingerprints (SHA-256) of the kept certificate, and of the one that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Changed {
-    /// `None` before the first one that proves that it knows the password.
+    /// `None` before the first one, and if the one that is shown is kept, but proves nothing now.
     pub kept: Option<String>,
     pub shown: String,
 }
@@ -45,6 +47,8 @@ pub(super) struct Pin {
 #[derive(Default)]
 struct Fingerprints {
     kept: Option<String>,
+    /// A user trusts the kept one, also if its owner proves nothing.
+    trusted: bool,
     /// Another certificate, which was refused.
     shown: Option<String>,
 }
@@ -52,22 +56,25 @@ struct Fingerprints {
 impl Pin {
     pub(super) fn keep_in(&self, file: PathBuf) {
         // Others may write to the volume: a link could lead to any file.
-        let kept = files::read_itself(&file).ok().map(|text| text.trim().to_owned());
-        let is_fingerprint =
-            |it: &String| it.len() == DIGITS && it.bytes().all(|it| it.is_ascii_hexdigit());
-        if let Some(kept) = kept.filter(is_fingerprint) {
-            self.lock().kept = Some(kept);
+        let text = files::read_itself(&file).unwrap_or_default();
+        let trusted = text.trim().strip_suffix(TRUSTED);
+        let kept = trusted.unwrap_or(text.trim());
+        if kept.len() == DIGITS && kept.bytes().all(|it| it.is_ascii_hexdigit()) {
+            let mut fingerprints = self.lock();
+            fingerprints.kept = Some(kept.to_owned());
+            fingerprints.trusted = trusted.is_some();
         }
         self.file.get_or_init(|| file);
     }
 
-    /// Keeps the first certificate, if its owner proves in CredSSP that it knows the password:
-    /// others get the password. Refuses another one.
+    /// Keeps the first certificate, if its owner offers to prove in CredSSP that it knows the
+    /// password. Without CredSSP the owner gets the password, so that a user must trust it: an
+    /// attacker may offer CredSSP first. Refuses another one.
     pub(super) fn accepts(&self, certificate: &CertificateDer<'_>, proves: bool) -> bool {
         let fingerprint = fingerprint(certificate);
         let mut fingerprints = self.lock();
         match &fingerprints.kept {
-            Some(kept) if *kept == fingerprint => {
+            Some(kept) if *kept == fingerprint && (proves || fingerprints.trusted) => {
                 fingerprints.shown = None;
                 true
             }
@@ -76,7 +83,7 @@ impl Pin {
                 false
             }
             _ => {
-                if let Err(error) = self.keep(&mut fingerprints, fingerprint) {
+                if let Err(error) = self.keep(&mut fingerprints, fingerprint, false) {
                     tracing::warn!("the certificate of the remote desktop is not kept: {error:#}");
                 }
                 true
@@ -86,7 +93,8 @@ impl Pin {
 
     pub(super) fn changed(&self) -> Option<Changed> {
         let fingerprints = self.lock();
-        let (kept, shown) = (fingerprints.kept.clone(), fingerprints.shown.clone()?);
+        let shown = fingerprints.shown.clone()?;
+        let kept = fingerprints.kept.clone().filter(|kept| *kept != shown);
         Some(Changed { kept, shown })
     }
 
@@ -94,12 +102,17 @@ impl Pin {
         let mut fingerprints = self.lock();
         let is_shown = fingerprints.shown.as_deref() == Some(fingerprint);
         ensure!(is_shown, "the remote desktop did not show a certificate with this fingerprint");
-        self.keep(&mut fingerprints, fingerprint.to_owned())
+        self.keep(&mut fingerprints, fingerprint.to_owned(), true)
     }
 
-    fn keep(&self, fingerprints: &mut Fingerprints, fingerprint: String) -> anyhow::Result<()> {
-        let line = format!("{fingerprint}\n");
-        *fingerprints = Fingerprints { kept: Some(fingerprint), shown: None };
+    fn keep(
+        &self,
+        fingerprints: &mut Fingerprints,
+        fingerprint: String,
+        trusted: bool,
+    ) -> anyhow::Result<()> {
+        let line = format!("{fingerprint}{}\n", if trusted { TRUSTED } else { "" });
+        *fingerprints = Fingerprints { kept: Some(fingerprint), trusted, shown: None };
         let Some(file) = self.file.get() else { return Ok(()) };
         files::write(file, |file| file.write_all(line.as_bytes()))
             .with_context(|| file.display().to_string())

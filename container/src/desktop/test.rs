@@ -157,7 +157,11 @@ fn another_certificate_needs_a_user() {
     // A server that does not prove that it knows the password must be trusted first.
     assert!(!pin.accepts(&first, false) && !file.exists());
     assert_eq!(pin.changed().unwrap().kept, None);
-    assert!(pin.accepts(&first, true) && pin.accepts(&first, false) && !pin.accepts(&second, true));
+    assert!(pin.accepts(&first, true) && pin.accepts(&first, true));
+    // It offered a proof, and would now get the password without one.
+    assert!(!pin.accepts(&first, false));
+    assert_eq!(pin.changed().unwrap().kept, None);
+    assert!(pin.accepts(&first, true) && !pin.accepts(&second, true));
     let changed = pin.changed().unwrap();
     let kept = changed.kept.unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap().trim(), kept);
@@ -169,6 +173,9 @@ fn another_certificate_needs_a_user() {
     assert!(pin.trust(&kept).is_err() && pin.trust("").is_err());
     pin.trust(&changed.shown).unwrap();
     assert!(pin.accepts(&second, true) && !pin.accepts(&first, true));
+    let pin = Pin::default();
+    pin.keep_in(file.clone());
+    assert!(pin.accepts(&second, false), "a user trusts it, also after a start");
     // A link on the volume is neither read nor followed by a write.
     let (target, link) = (folder.path().join("target"), folder.path().join("link"));
     fs::write(&target, format!("{kept}\n")).unwrap();

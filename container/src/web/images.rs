@@ -83,7 +83,7 @@ impl Images {
         let found = file.metadata().with_context(named)?;
         ensure!(found.is_file(), "{}: it is not a regular file", named());
         ensure!(
-            !self.is_own(&found),
+            !self.is_own(&found) && !is_in_own_folder(inner),
             "{}: it is a file of the pod's own, which is never attached",
             named()
         );
@@ -99,6 +99,14 @@ impl Images {
         let mut others = others.map(|it| it.path()).filter(|path| kind_of(path).is_none());
         self.disks.iter().any(|path| is(path)) || others.any(|path| is(&path))
     }
+}
+
+/// Whether it belongs to snapshots, a suspended machine or a former installation.
+fn is_in_own_folder(inner: &Path) -> bool {
+    let mut parts = inner.components().map(|it| Path::new(it.as_os_str()));
+    let Some(folder) = parts.next().filter(|_| parts.next().is_some()) else { return false };
+    let is_own = |end: &OsStr| end == "snapshots" || end == "suspended";
+    folder == "backups" || folder.extension().is_some_and(is_own)
 }
 
 /// The kind that a file's name means, and whether it is qcow2; `None` if such a file cannot be
@@ -219,7 +227,13 @@ mod test {
         symlink(far.path(), at("way")).unwrap();
         fs::hard_link(at("windows.tpm"), at("second.img")).unwrap();
         fs::hard_link(at("data.img"), at("third.raw")).unwrap();
+        for own in ["windows.snapshots/one", "backups/win11x64"] {
+            fs::create_dir_all(at(own)).unwrap();
+            fs::write(at(own).join("data.img"), b"system").unwrap();
+        }
         for (path, why) in [
+            (at("windows.snapshots/one/data.img"), "of the pod's own"),
+            ("backups/win11x64/data.img".into(), "of the pod's own"),
             (at("windows.tpm"), "only files named .iso"),
             (at("windows.vars"), "only files named .iso"),
             (at("windows.password"), "only files named .iso"),

@@ -167,7 +167,11 @@ impl Notify {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(inotify, &mut buffer);
         let mut moved: Option<(u32, i32, String)> = None;
-        for _ in 0..MAX_EVENTS {
+        for count in 0.. {
+            // Those that are read already would be lost.
+            if count >= MAX_EVENTS && reader.is_buffer_empty() {
+                break;
+            }
             let Ok(event) = reader.next() else { break };
             let (flags, directory) = (event.events(), event.wd());
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
