@@ -108,8 +108,8 @@ const CARDS: [Card; 2] = [
     Card { name: "vhost-net", number: 3, tap: "kernel", route: KERNEL },
 ];
 
-/// The cards of steps that take long. A cable that is pulled takes the rings from the kernel, too,
-/// and gives them back.
+/// The cards of the steps that take long. By default vhost-net is left out of them: other steps use
+/// it, and `is_pulled` takes the rings from the kernel and gives them back.
 fn cards() -> &'static [Card] {
     if lab::everything() { &CARDS } else { &CARDS[..1] }
 }

@@ -243,16 +243,9 @@ fn reboots_in_the_same_process(release: &str) -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)
 }
 
-/// Seconds since the guest's boot, by the guest's clock.
-fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
-    let said = booted.run("cat /proc/uptime", SOON)?;
-    let first = said.split_whitespace().next().unwrap_or_default();
-    first.parse().with_context(|| format!("/proc/uptime: {said}"))
-}
-
 fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
     let mut booted = linux(Guest::transom(), release)?.boot(BOOT)?;
-    let before = uptime(&mut booted)?;
+    let before = booted.uptime(SOON)?;
     booted.running.ask(&Command::Pause)?;
     let state = booted.running.ask(&Command::Status)?;
     ensure!(state["state"] == "paused", "{state}");
@@ -262,9 +255,9 @@ fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
     ensure!(!console.contains("still asleep"), "a paused guest answers");
     booted.running.ask(&Command::Resume)?;
     booted.running.expect("still asleep\n>>>transom done 0\n", SOON)?;
-    let after = uptime(&mut booted)?;
+    let after = booted.uptime(SOON)?;
     sleep(Duration::from_secs(1));
-    let later = uptime(&mut booted)?;
+    let later = booted.uptime(SOON)?;
     ensure!(
         before < after && after + 0.9 < later,
         "the guest's clock reads {before}, {after}, {later}"

@@ -152,10 +152,10 @@ const DRIFT: f64 = 0.5;
 fn works_under_load(booted: &mut Booted, provider: Provider, cpus: usize) -> anyhow::Result<()> {
     let before = Facts::of(booted)?;
     before.show_the_interface(provider, cpus)?;
-    let (clock, host) = (uptime(booted)?, Instant::now());
+    let (clock, host) = (booted.uptime(SOON)?, Instant::now());
     let said = booted.run(&format!("{} {BUSY}", lab::hyperv_load()?), SOON)?;
     say!("{said}");
-    let (passed, real) = (uptime(booted)? - clock, host.elapsed().as_secs_f64());
+    let (passed, real) = (booted.uptime(SOON)? - clock, host.elapsed().as_secs_f64());
     ensure!((passed - real).abs() < DRIFT, "{passed} s passed in the guest, {real} s on the host");
     let after = Facts::of(booted)?;
     after.show_the_interface(provider, cpus)?;
@@ -180,12 +180,6 @@ fn works_under_load(booted: &mut Booted, provider: Provider, cpus: usize) -> any
 fn pairs(text: &str) -> BTreeMap<String, String> {
     let words: Vec<_> = text.split_whitespace().collect();
     words.chunks_exact(2).map(|pair| (pair[0].into(), pair[1].into())).collect()
-}
-
-/// Seconds since the guest's boot, by the guest's clock.
-fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
-    let said = booted.run("cut -d ' ' -f 1 /proc/uptime", SOON)?;
-    said.trim().parse().with_context(|| format!("/proc/uptime: {said}"))
 }
 
 /// The kernel of Debian 12 reports a panic only with a VMBus, which is not there.

@@ -183,6 +183,12 @@ impl Booted {
         ensure!(status == 0, "{command} ended with {status}: {output}");
         Ok(output)
     }
+
+    /// Seconds since the guest's boot, by the guest's clock.
+    pub fn uptime(&mut self, within: Duration) -> anyhow::Result<f64> {
+        let said = self.run("cut -d ' ' -f 1 /proc/uptime", within)?;
+        said.trim().parse().with_context(|| format!("/proc/uptime: {said}"))
+    }
 }
 
 #[cfg(test)]
