@@ -13,7 +13,7 @@ use fuzz::{TARGETS, Target, child};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Seconds for each target: by default, and with `TRANSOM_TESTS=all`.
-const SECONDS: u64 = 2;
+const SECONDS: u64 = 4;
 const SECONDS_OF_ALL: u64 = 300;
 
 fn main() -> anyhow::Result<ExitCode> {
