@@ -33,6 +33,8 @@ use crate::files::{self, Held};
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
+/// The end of the name of the folder on a volume.
+pub const FOLDER: &str = "snapshots";
 const LOCK: &str = ".lock";
 const PART: &str = ".part-";
 /// Folders of a restore: for new files, and for those that they replace.
@@ -106,7 +108,7 @@ impl<'a> Shelf<'a> {
     }
 
     pub fn folder(&self, number: usize) -> PathBuf {
-        self.volume(number).join(format!("{}.snapshots", self.settings.pod.process()))
+        self.volume(number).join(format!("{}.{FOLDER}", self.settings.pod.process()))
     }
 
     fn of(&self, number: usize, name: &Name) -> PathBuf {

@@ -13,10 +13,13 @@ use crate::settings::settle::Sizes;
 use crate::settings::value::KeyFile;
 use crate::status::{Failure, Status};
 
+/// The end of the name of the folder on the volume.
+pub const FOLDER: &str = "suspended";
+
 /// The folder for a suspended machine. `root` contains the file systems.
 pub fn folder(settings: &Settings, root: &Path) -> PathBuf {
     let storage = below(root, &settings.storage.folder);
-    storage.join(format!("{}.suspended", settings.pod.process()))
+    storage.join(format!("{}.{FOLDER}", settings.pod.process()))
 }
 
 /// The machine that is suspended.

@@ -51,7 +51,8 @@ pub struct Departure {
     /// Milliseconds for which the guest may stand still.
     pause: u32,
     story: Arc<Story>,
-    /// Held while the machine moves, and while a command waits for that.
+    /// Whether a command has moved the machine. Held while it moves, and while a command waits for
+    /// that.
     moving: Mutex<bool>,
     /// The pod stops, and no command moves the machine any more.
     stops: watch::Sender<bool>,

@@ -12,7 +12,7 @@ use super::{BASE, BOOTED, Base, Found, Next, Step, VERSION};
 use crate::files;
 
 /// Folder of the volume for former installations, as in the reference image.
-const BACKUPS: &str = "backups";
+pub const BACKUPS: &str = "backups";
 /// End of the name of a backup that is not complete.
 const PART: &str = ".part";
 /// Name of a backup of an unknown installation.

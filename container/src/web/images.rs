@@ -18,6 +18,9 @@ use vmm::control::FileId;
 use crate::disks;
 use crate::files::open_within;
 use crate::settings::Settings;
+use crate::snapshots;
+use crate::state::changes::BACKUPS;
+use crate::suspended;
 
 /// Offset of volume descriptors: ECMA-119 6.2.1, ECMA-167 part 2 8.3.1.
 const DESCRIPTORS: u64 = 16 * 2048;
@@ -105,8 +108,8 @@ impl Images {
 fn is_in_own_folder(inner: &Path) -> bool {
     let mut parts = inner.components().map(|it| Path::new(it.as_os_str()));
     let Some(folder) = parts.next().filter(|_| parts.next().is_some()) else { return false };
-    let is_own = |end: &OsStr| end == "snapshots" || end == "suspended";
-    folder == "backups" || folder.extension().is_some_and(is_own)
+    let is_own = |end: &OsStr| end == snapshots::FOLDER || end == suspended::FOLDER;
+    folder == BACKUPS || folder.extension().is_some_and(is_own)
 }
 
 /// The kind that a file's name means, and whether it is qcow2; `None` if such a file cannot be

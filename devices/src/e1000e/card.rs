@@ -165,12 +165,11 @@ impl Card {
         // Head and tail count 16 bytes, also if a descriptor has more.
         let unit = size / DESCRIPTOR;
         let (count, head, tail) = (at(LENGTH) / size, at(HEAD) / unit, at(TAIL) / unit);
-        let ready = if tail >= head {
-            tail - head
-        } else {
-            tail.saturating_add(count).saturating_sub(head)
-        };
-        (head < count && tail < count).then_some(Ring { base, count, head, ready, size })
+        if head >= count || tail >= count {
+            return None;
+        }
+        let ready = if tail >= head { tail - head } else { tail + count - head };
+        Some(Ring { base, count, head, ready, size })
     }
 
     /// Advances the head of a ring by `count` descriptors.

@@ -69,12 +69,11 @@ const ONLY_X32: [i64; 6] = [520, 521, 528, 539, 540, 545];
 pub fn enter(config: &Config) -> anyhow::Result<()> {
     let refusal = filter::refusal(config.seccomp).filter(|_| config.mode != Mode::Off);
     let Some(refusal) = refusal else { return Ok(()) };
-    let native = REFUSED.iter().copied().chain(ONLY_X32.map(|call| X32 | call));
-    let all = native.chain(REFUSED.iter().map(|call| X32 | call));
-    let mut refused: Calls = all.map(|call| (call, Vec::new())).collect();
+    let mut refused: Calls = ONLY_X32.map(|call| (X32 | call, Vec::new())).into();
     // A filter does not see the flags of clone3. The C library uses `clone` instead.
     let mut absent = Calls::new();
     for abi in [0, X32] {
+        refused.extend(REFUSED.iter().map(|call| (abi | call, Vec::new())));
         refused.insert(abi | libc::SYS_clone, bits(0, flag(libc::CLONE_THREAD), 0)?);
         absent.insert(abi | libc::SYS_clone3, Vec::new());
     }
