@@ -28,7 +28,7 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use self::card::{Card, State};
-use self::engine::{Engine, lock};
+use self::engine::{Engine, Queues, lock};
 use self::signals::{Signals, VECTORS};
 use crate::alarm::Alarm;
 use crate::device::{Access, Device, Region, Saved};
@@ -163,6 +163,8 @@ struct E1000e {
 struct SavedState {
     card: State,
     port_address: u32,
+    #[serde(default)]
+    queues: Queues,
 }
 
 impl E1000e {
@@ -250,21 +252,30 @@ impl Device for E1000e {
 
     fn park(&mut self) -> Saved {
         self.stop();
-        let card = lock(&self.card).save();
-        let saved = Saved::of(&SavedState { card, port_address: self.port_address });
+        let saved = Saved::of(&SavedState {
+            card: lock(&self.card).save(),
+            port_address: self.port_address,
+            queues: self.engine.as_ref().map(Engine::queues).unwrap_or_default(),
+        });
         self.parked = Some(saved.clone());
         saved
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
-        // Another state is that of a guest which comes from elsewhere.
-        let parked = self.parked.take();
-        let arrives = saved != Saved::default() && parked.as_ref() != Some(&saved);
+        // After a pause, the card is as it was, with the frames that are on their way.
+        if self.parked.take().as_ref() == Some(&saved) {
+            return self.start();
+        }
+        // Otherwise it is reset, or comes from elsewhere.
+        let arrives = saved != Saved::default();
         let state: SavedState = saved.take().context("e1000e")?;
         self.port_address = state.port_address;
         lock(&self.card).restore(state.card, self.address)?;
-        if let (true, Some(engine)) = (arrives, &mut self.engine) {
-            engine.announce();
+        if let Some(engine) = &mut self.engine {
+            engine.restore(state.queues);
+            if arrives {
+                engine.announce();
+            }
         }
         self.start()
     }

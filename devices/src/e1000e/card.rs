@@ -72,6 +72,9 @@ pub(super) struct State {
     phy: Phy,
     nvm: Option<Nvm>,
     notified: u32,
+    /// Vectors with a message that the throttle still holds back.
+    #[serde(default)]
+    late: Vec<u16>,
 }
 
 /// A ring as the driver programmed it.
@@ -126,6 +129,7 @@ impl Card {
             phy: self.phy.clone(),
             nvm: Some(self.nvm.clone()),
             notified: self.notified,
+            late: self.signals.late(),
         }
     }
 
@@ -140,6 +144,7 @@ impl Card {
             self.registers.restore(&state.registers);
         }
         self.notified = state.notified;
+        self.signals.restore(&state.late);
         self.update();
         Ok(())
     }

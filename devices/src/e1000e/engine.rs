@@ -54,8 +54,10 @@ pub(super) struct Engine {
     unplugged: bool,
 }
 
+pub(super) type Queues = [Queue; QUEUES as usize];
+
 struct Transmit {
-    queues: [Queue; QUEUES as usize],
+    queues: Queues,
     /// Frames of the current packet that were sent.
     sent: [usize; QUEUES as usize],
     /// The current frame, and memory from which a port can send it.
@@ -104,6 +106,23 @@ impl Engine {
         })
     }
 
+    pub(super) fn queues(&self) -> Queues {
+        self.transmit.queues
+    }
+
+    /// Continues with these queues on a card that was just restored. Frames on their way are lost.
+    pub(super) fn restore(&mut self, queues: Queues) {
+        let resets = lock(&self.card).resets;
+        self.begin(resets, queues);
+    }
+
+    fn begin(&mut self, resets: u32, queues: Queues) {
+        self.resets = resets;
+        self.waiting = None;
+        self.transmit.queues = queues;
+        self.transmit.sent = Default::default();
+    }
+
     /// Tells the switches where the card is now. Nothing repeats it if it is lost.
     pub(super) fn announce(&mut self) {
         let own = lock(&self.card).address();
@@ -143,10 +162,7 @@ impl Engine {
     fn serve(&mut self) -> bool {
         let resets = lock(&self.card).resets;
         if resets != self.resets {
-            self.resets = resets;
-            self.waiting = None;
-            self.transmit.queues = Default::default();
-            self.transmit.sent = Default::default();
+            self.begin(resets, Queues::default());
         }
         self.full = false;
         let sent = [0, 1].map(|queue| self.send(queue)).contains(&true);

@@ -30,7 +30,22 @@ impl Signals {
 
     /// Without an alarm, messages are not throttled. Returns the previous one.
     pub(super) fn set_alarm(&mut self, alarm: Option<Alarm>) -> Option<Alarm> {
-        std::mem::replace(&mut self.alarm, alarm)
+        let previous = std::mem::replace(&mut self.alarm, alarm);
+        self.set_due();
+        previous
+    }
+
+    /// The vectors with a late message.
+    pub(super) fn late(&self) -> Vec<u16> {
+        (0..).zip(&self.vectors).filter(|(_, it)| it.late).map(|(number, _)| number).collect()
+    }
+
+    /// Makes a message of each of these vectors due.
+    pub(super) fn restore(&mut self, late: &[u16]) {
+        for (number, vector) in (0..).zip(&mut self.vectors) {
+            let late = late.contains(&number);
+            *vector = Vector { quiet_until: late.then(Instant::now), late };
+        }
     }
 
     /// Forgets late messages.

@@ -200,6 +200,15 @@ fn a_tag_is_removed_and_a_wrong_checksum_reported() {
     assert_eq!(wait(|| driver.take()).status, 0x2000_00fb, "TCPE");
 }
 
+/// Enables MSI-X with all vectors.
+fn use_messages(bench: &Bench) {
+    for vector in 0..5_u64 {
+        bench.write(Kind::Memory, 0x4200_0000 + 16 * vector, &0xfee0_0000_u64.to_le_bytes());
+        bench.write(Kind::Memory, 0x4200_0008 + 16 * vector, &(0x40 + vector).to_le_bytes());
+    }
+    bench.write(Kind::Config, AT.config() + 0x42, &[0, 0x80]);
+}
+
 #[test]
 fn interrupts_are_masked_cleared_and_throttled() {
     let (bench, _peer) = bench();
@@ -212,11 +221,7 @@ fn interrupts_are_masked_cleared_and_throttled() {
     assert_eq!(driver.read(ICR), 0x8000_0004);
     assert!(!bench.hypervisor.pins.is_high(23));
     // MSI-X: vector 1 for the first receive queue, with auto-clear and a throttle of 10 ms.
-    for vector in 0..5_u64 {
-        bench.write(Kind::Memory, 0x4200_0000 + 16 * vector, &0xfee0_0000_u64.to_le_bytes());
-        bench.write(Kind::Memory, 0x4200_0008 + 16 * vector, &(0x40 + vector).to_le_bytes());
-    }
-    bench.write(Kind::Config, AT.config() + 0x42, &[0, 0x80]);
+    use_messages(&bench);
     for (register, value) in [(0xe4, 9), (0xdc, 1 << 20), (0xec, 39062), (0xd8, 4)] {
         driver.write(register, value);
     }
@@ -287,6 +292,68 @@ fn a_card_from_elsewhere_is_announced() {
     let (sent, head) = (next(&mut peer), [&[0xff; 6], &OWN[..], &[0x80, 0x35]].concat());
     assert_eq!((sent.len(), &sent[..14]), (60, &head[..]));
     assert_eq!((&sent[22..28], &sent[32..38]), (&OWN[..], &OWN[..]));
+}
+
+/// Headers of IPv4 and UDP without checksums, and two bytes of data.
+fn datagram() -> Vec<u8> {
+    let mut packet = frame([2; 6], 14);
+    packet[12..14].copy_from_slice(&[8, 0]);
+    packet.extend([0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    packet.extend([0, 1, 0, 2, 0, 10, 0x14, 0x1e, 0x61, 0x62]);
+    packet.resize(60, 0);
+    packet
+}
+
+#[test]
+fn the_context_of_later_packets_outlasts_a_pause_and_a_move() {
+    let (here, mut peer) = bench();
+    let mut driver = Driver::find(&here, AT);
+    driver.start();
+    driver.describe([14 | 24 << 8 | 33 << 16, 34 | 40 << 8 | 43 << 16, 0x2600_0000, 42 << 8]);
+    let check = |driver: &mut Driver, peer: &mut UnixStream| {
+        driver.send(&datagram(), 1 << 29, 0x300);
+        let frame = next(peer);
+        let ip = frame::Ip::find(&frame, 0x8100).unwrap();
+        assert_eq!(ip.header_is_right(&frame), Some(true));
+        assert_eq!(ip.transport_is_right(&frame), Some(true));
+        wait(|| driver.is_done().then_some(()));
+    };
+    check(&mut driver, &mut peer);
+    let saved = here.board.park();
+    here.board.run(saved).unwrap();
+    check(&mut driver, &mut peer);
+    let (there, mut peer) = bench();
+    there.board.park();
+    there.board.run(here.board.park()).unwrap();
+    assert_eq!(next(&mut peer)[..6], [0xff; 6], "announced");
+    check(&mut driver.moved_to(&there), &mut peer);
+}
+
+#[test]
+fn a_late_interrupt_outlasts_a_pause_and_a_move() {
+    let (here, _peer) = bench();
+    let (there, _peer) = bench();
+    let driver = Driver::find(&here, AT);
+    let sent = || [&here, &there].map(|it| it.hypervisor.sent.lock().unwrap().len());
+    use_messages(&here);
+    // Vector 1 for the first receive queue, with a throttle of 17 ms.
+    for (register, value) in [(0xec, 0xffff), (0xe4, 9), (0xdc, 1 << 20)] {
+        driver.write(register, value);
+    }
+    let cause = || {
+        driver.write(IMS, 1 << 20);
+        driver.write(ICS, 1 << 20);
+    };
+    cause();
+    cause();
+    let saved = here.board.park();
+    here.board.run(saved).unwrap();
+    wait(|| (sent() == [2, 0]).then_some(()));
+    cause();
+    let saved = here.board.park();
+    there.board.park();
+    there.board.run(saved).unwrap();
+    wait(|| (sent().iter().sum::<usize>() == 3).then_some(()));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::registers::{
 };
 use host::memory::{Memory, NoMemory};
 use host::net::MAX_FRAME;
+use serde::{Deserialize, Serialize};
 
 pub(super) const QUEUES: u32 = 2;
 /// Maximum number of descriptors of a packet.
@@ -95,9 +96,11 @@ pub(super) struct Unit {
 }
 
 /// The state of a queue between two packets.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Queue {
-    context: Context,
+    /// The last context descriptor: a driver may rely on it for all later packets.
+    context: [u32; 4],
     /// The end of a packet that was too long is still to come.
     dropping: bool,
 }
@@ -132,7 +135,7 @@ impl Queue {
                 Some(Unit { packet, ring, count: at + 1, reports, resets })
             };
             if command & DEXT != 0 && words[2] >> 20 & 15 == 0 {
-                self.context = Context::new(words);
+                self.context = words;
                 if packet.is_none() {
                     return unit(None, reports);
                 }
@@ -172,7 +175,7 @@ impl Queue {
         let [_, options, ..] = words[3].to_le_bytes();
         match (first, extended) {
             (true, true) => {
-                let context = self.context;
+                let context = Context::new(self.context);
                 if command & IC_OR_TSE != 0 {
                     packet.segments = Some(context);
                 }

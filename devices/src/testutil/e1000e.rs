@@ -66,6 +66,12 @@ impl<'a> Card<'a> {
         Self { bench, offered: 0, taken: 0, sent: 0 }
     }
 
+    /// The same driver after its machine has moved to another one.
+    pub fn moved_to<'b>(&self, bench: &'b Bench) -> Card<'b> {
+        let Self { offered, taken, sent, .. } = *self;
+        Card { bench, offered, taken, sent }
+    }
+
     pub fn read(&self, register: u64) -> u32 {
         u32::from_le_bytes(self.bench.read(Kind::Memory, BAR + register))
     }
