@@ -10,6 +10,7 @@
 #include <linux/module.h>
 #include <linux/random.h>
 #include <linux/slab.h>
+#include <linux/smp.h>
 #include <asm/apic.h>
 #include <asm/msr.h>
 
@@ -247,6 +248,47 @@ static const char *inits(void)
 	return "done";
 }
 
+/* The second processor between switching its interrupt controller off and on. */
+static struct {
+	atomic_t is_off;
+	atomic_t may_end;
+	u64 taken;
+} second;
+
+static void without_controller(void *unused)
+{
+	u64 base, before, after;
+
+	rdmsrl(MSR_IA32_APICBASE, base);
+	rdmsrl(MSR_SMI_COUNT, before);
+	wrmsrl(MSR_IA32_APICBASE, base & ~(u64)(MSR_IA32_APICBASE_ENABLE | X2APIC_ENABLE));
+	atomic_set(&second.is_off, 1);
+	while (!atomic_read(&second.may_end))
+		cpu_relax();
+	/* x2APIC mode begins in the other mode. */
+	wrmsrl(MSR_IA32_APICBASE, base & ~(u64)X2APIC_ENABLE);
+	wrmsrl(MSR_IA32_APICBASE, base);
+	rdmsrl(MSR_SMI_COUNT, after);
+	second.taken = after - before;
+	atomic_set(&second.is_off, 0);
+}
+
+/* An SMI for all, while the second processor has no interrupt controller that could receive it. */
+static const char *deaf(void)
+{
+	u64 words[14] = {};
+
+	if (smp_call_function_single(1, without_controller, NULL, 0))
+		return "no second processor";
+	while (!atomic_read(&second.is_off))
+		cpu_relax();
+	smi(0, words);
+	atomic_set(&second.may_end, 1);
+	while (atomic_read(&second.is_off))
+		cpu_relax();
+	return second.taken ? "taken" : "missed";
+}
+
 /* An EFI_VARIABLE_AUTHENTICATION_2: a time, and a certificate of PKCS#7 that is empty. */
 #define UNSIGNED 40
 static const u8 HEADER[UNSIGNED] = {
@@ -334,6 +376,7 @@ static int __init begin(void)
 		{ "controller", controller },
 		{ "pages", pages },
 		{ "inits", inits },
+		{ "deaf", deaf },
 		{ "keys", keys },
 		{ "reset", reset },
 	};

@@ -18,7 +18,7 @@ use kvm_bindings as kb;
 use kvm_ioctls::Kvm;
 use serde::Serialize;
 
-pub use self::fd::{hyperv_cpuid, kick};
+pub use self::fd::{Runner, hyperv_cpuid};
 use crate::status::{Failure, Status};
 
 const DEVICE: &str = "/dev/kvm";

@@ -257,7 +257,7 @@ pub fn build(
     let files = saved::files(&plan);
     let marks =
         snapshot.map_or(Ok(Vec::new()), |_| saved::marks(&files, &plan.config, |_| Ok(None)))?;
-    let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(&plan.apic_ids))?);
+    let vm = Arc::new(Vm::new(&kvm, &ram, plan.smm.then_some(plan.apic_ids.len()))?);
 
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
     let mut board = Board::new(memory, vm.clone() as Arc<dyn Hypervisor>, events);

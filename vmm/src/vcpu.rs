@@ -9,7 +9,7 @@ use anyhow::Context;
 use devices::bus::Spaces;
 
 use crate::hyperv::Own;
-use crate::kvm;
+use crate::kvm::Runner;
 use crate::kvm::vcpu::{Exit, Vcpu};
 use crate::msr::Registers;
 
@@ -31,6 +31,7 @@ pub type OnStop = Arc<dyn Fn(Stop) + Send + Sync>;
 pub struct Processors {
     shared: Arc<Shared>,
     cpus: Vec<Arc<Mutex<Vcpu>>>,
+    runners: Vec<Arc<Runner>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -74,8 +75,9 @@ impl Processors {
             registers,
             on_stop,
         });
+        let runners = vcpus.iter().map(|vcpu| vcpu.runner().clone()).collect();
         let cpus = vcpus.into_iter().map(|vcpu| Arc::new(Mutex::new(vcpu))).collect();
-        Self { shared, cpus, threads: Vec::new() }
+        Self { shared, cpus, runners, threads: Vec::new() }
     }
 
     /// Starts a thread for each processor, paused.
@@ -130,7 +132,7 @@ impl Processors {
         self.shared.stop_requested.store(true, Ordering::Release);
         self.shared.lock().order = order;
         self.shared.changed.notify_all();
-        self.threads.iter().for_each(kvm::kick);
+        self.runners.iter().for_each(|it| it.kick());
     }
 
     /// Kicks again from time to time. A processor may wait for the host's side of a device (a
@@ -145,7 +147,7 @@ impl Processors {
             let (now, late) = waited.expect("a panic ends the process");
             state = now;
             if late.timed_out() && self.shared.stop_requested.load(Ordering::Acquire) {
-                self.threads.iter().for_each(kvm::kick);
+                self.runners.iter().for_each(|it| it.kick());
             }
         }
         true

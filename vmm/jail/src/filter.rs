@@ -163,7 +163,8 @@ const KVM: &[u64] = &[
     0xae98, // GET_MP_STATE
     0xae99, // SET_MP_STATE
     0xae9a, // NMI
-    0xaea5, // SIGNAL_MSI, SET_XSAVE
+    0xaeb7, // SMI
+    0xaea5, // SET_XSAVE
     0xaea1, // GET_DEBUGREGS
     0xaea2, // SET_DEBUGREGS, SET_TSC_KHZ
     0xaea3, // GET_TSC_KHZ

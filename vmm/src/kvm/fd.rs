@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::Once;
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 
 use anyhow::Context;
 use host::ram::MmapRegion;
@@ -236,28 +236,51 @@ fn catch_kicks() {
     });
 }
 
-/// While this value exists, the kick signal makes this thread's processor leave KVM_RUN, even if
-/// the signal arrives just before the call.
-pub(super) struct Kickable;
+/// The thread that runs a processor now, if one does.
+#[derive(Default)]
+pub struct Runner(Mutex<Option<libc::pthread_t>>);
+
+impl Runner {
+    fn lock(&self) -> MutexGuard<'_, Option<libc::pthread_t>> {
+        self.0.lock().expect("a panic ends the process")
+    }
+
+    /// Whether the calling thread runs the processor.
+    pub(super) fn is_here(&self) -> bool {
+        *self.lock() == Some(this_thread())
+    }
+
+    /// Makes the processor leave KVM_RUN, or return from it at once if it enters it now.
+    pub fn kick(&self) {
+        if let Some(thread) = *self.lock() {
+            // SAFETY: the thread has not ended: before that, it drops its `Kickable`, which waits
+            // for this lock.
+            unsafe { libc::pthread_kill(thread, kick_signal()) };
+        }
+    }
+}
+
+fn this_thread() -> libc::pthread_t {
+    // SAFETY: it has no preconditions.
+    unsafe { libc::pthread_self() }
+}
+
+/// While this value exists, this thread runs a processor, and the kick signal makes it leave
+/// KVM_RUN.
+pub(super) struct Kickable(Arc<Runner>);
 
 impl Kickable {
-    pub(super) fn new(vcpu: &mut VcpuFd) -> Self {
+    pub(super) fn new(vcpu: &mut VcpuFd, runner: Arc<Runner>) -> Self {
         catch_kicks();
         EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
-        Self
+        *runner.lock() = Some(this_thread());
+        Self(runner)
     }
 }
 
 impl Drop for Kickable {
     fn drop(&mut self) {
+        *self.0.lock() = None;
         EXIT.set(ptr::null_mut());
     }
-}
-
-pub fn kick(thread: &std::thread::JoinHandle<()>) {
-    use std::os::unix::thread::JoinHandleExt;
-    // The thread may not have run its processor yet.
-    catch_kicks();
-    // SAFETY: the handle is not joined yet, so the id is that of our thread.
-    unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
 }

@@ -5,15 +5,16 @@
 //! chip set hides. That RAM is in slots of its own, because a slot cannot be divided while
 //! processors run.
 
-use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::ensure;
 use devices::hypervisor;
 use host::smram::{self, Smram};
-use kvm_bindings::{KVM_CAP_X86_MSR_FILTER, kvm_msi};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::KVM_CAP_X86_MSR_FILTER;
+use kvm_ioctls::{Cap, Kvm};
 
+use super::fd::Runner;
 use super::ram_slots::{IN_SMM, NORMAL, RamSlots};
 
 /// The error names what the host lacks.
@@ -50,37 +51,38 @@ const SIMP: u32 = 0x4000_0083;
 pub(super) const FILTERED: [u32; 2] = [APIC_BASE, SIMP];
 const PAGE_MASK: u64 = 0xf_ffff_ffff_f000;
 
-/// An SMI as a message to a local interrupt controller: physical destination, delivery mode 010b
-/// (Intel SDM 3A, 11.11).
-const MESSAGE_ADDRESS: u32 = 0xfee0_0000;
-const DELIVERY_SMI: u32 = 2 << 8;
-
-thread_local! {
-    /// The APIC ID of the processor that this thread runs.
-    static PROCESSOR: Cell<Option<u32>> = const { Cell::new(None) };
-}
-
-/// Makes this thread that of a processor: the SMIs that its accesses cause are for this processor.
-pub(super) fn set_processor(apic_id: u32) {
-    PROCESSOR.set(Some(apic_id));
+/// The input of a processor for SMIs. It is not a message to the processor's local controller,
+/// which the guest's kernel can switch off.
+#[derive(Default)]
+struct Input {
+    raised: AtomicBool,
+    runner: Arc<Runner>,
 }
 
 pub(super) struct Smm {
     ram: Arc<RamSlots>,
-    vm: Arc<VmFd>,
-    apic_ids: Vec<u32>,
+    inputs: Vec<Input>,
 }
 
 impl Smm {
     /// The regions of `ram` must be those of [`smram::parts`], in both address spaces.
-    pub(super) fn new(
-        vm: Arc<VmFd>,
-        ram: Arc<RamSlots>,
-        apic_ids: Vec<u32>,
-    ) -> anyhow::Result<Self> {
-        let smm = Self { ram, vm, apic_ids };
+    pub(super) fn new(ram: Arc<RamSlots>, processors: usize) -> anyhow::Result<Self> {
+        let inputs = (0..processors).map(|_| Input::default()).collect();
+        let smm = Self { ram, inputs };
         smm.map(Smram::default())?;
         Ok(smm)
+    }
+
+    /// The thread of the processor with this index.
+    pub(super) fn runner(&self, index: usize) -> Arc<Runner> {
+        self.inputs[index].runner.clone()
+    }
+
+    /// Whether the processor with this index has an SMI to take. It is asked once for each.
+    pub(super) fn take_smi(&self, index: usize) -> bool {
+        let raised = &self.inputs[index].raised;
+        // Each exit of a processor comes here: no locked instruction without need.
+        raised.load(Ordering::Relaxed) && raised.swap(false, Ordering::AcqRel)
     }
 
     /// Adds and removes slots so that they show the RAM that `smram` does not hide.
@@ -119,18 +121,14 @@ impl hypervisor::Smm for Smm {
     }
 
     fn interrupt(&self, everybody: bool) {
-        let own = PROCESSOR.get();
-        for apic_id in self.apic_ids.iter().filter(|id| everybody || own == Some(**id)) {
-            // The processor of this thread takes it before its next instruction, because it is not
-            // in the guest now.
-            let message = kvm_msi {
-                address_lo: MESSAGE_ADDRESS | (apic_id & 0xff) << 12,
-                address_hi: apic_id & !0xff,
-                data: DELIVERY_SMI,
-                ..Default::default()
-            };
-            if let Err(error) = self.vm.signal_msi(message) {
-                tracing::debug!("an SMI for the processor with APIC ID {apic_id}: {error}");
+        for input in &self.inputs {
+            let here = input.runner.is_here();
+            if here || everybody {
+                input.raised.store(true, Ordering::Release);
+            }
+            // This thread's processor is not in the guest now.
+            if !here && everybody {
+                input.runner.kick();
             }
         }
     }

@@ -14,7 +14,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, ReadMsrExit, VcpuExit, VcpuFd, WriteMsrExit};
 
-use super::fd::{self, MemoryAccess};
+use super::fd::{self, MemoryAccess, Runner};
 use super::smm::{self, Smm};
 use super::state;
 use super::vm::Vm;
@@ -47,6 +47,7 @@ pub struct Vcpu {
     power_on: state::Processor,
     /// `None` in a machine without system-management mode.
     smm: Option<Arc<Smm>>,
+    runner: Arc<Runner>,
 }
 
 #[derive(Debug)]
@@ -96,15 +97,34 @@ impl Vcpu {
             if id.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
         fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")?;
         let power_on = state::Processor::new(kvm, &fd, nested)?;
-        Ok(Self { fd, id, power_on, smm: vm.smm.clone() })
+        let smm = vm.smm.clone();
+        let runner = smm.as_ref().map_or_else(Arc::default, |smm| smm.runner(id.index));
+        Ok(Self { fd, id, power_on, smm, runner })
+    }
+
+    /// The thread that runs this processor.
+    pub fn runner(&self) -> &Arc<Runner> {
+        &self.runner
     }
 
     pub fn reset(&self) -> anyhow::Result<()> {
+        self.take_smi()?;
         self.power_on.set(&self.fd)
+    }
+
+    /// Gives KVM the SMI that the processor has to take, before its next instruction.
+    fn take_smi(&self) -> anyhow::Result<()> {
+        match &self.smm {
+            Some(smm) if smm.take_smi(self.id.index) => {
+                self.fd.smi().context("a system-management interrupt")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The state of a processor that is paused, for a snapshot.
     pub fn state(&self) -> anyhow::Result<(state::Processor, state::Tsc)> {
+        self.take_smi()?;
         Ok((self.power_on.now(&self.fd)?, state::Tsc::of(&self.fd)?))
     }
 
@@ -166,8 +186,7 @@ impl Vcpu {
 
     /// Lets the kick signal stop this processor while it runs on this thread.
     pub fn kickable(&mut self) -> impl Drop + use<> {
-        smm::set_processor(self.id.apic_id);
-        fd::Kickable::new(&mut self.fd)
+        fd::Kickable::new(&mut self.fd, self.runner.clone())
     }
 
     /// Tells the guest's clock that the guest was paused. Ignores the error of guests that do not
@@ -182,6 +201,9 @@ impl Vcpu {
 
     /// Runs the guest until the next exit. If the exit is an access, performs it.
     pub fn step(&mut self, spaces: &Spaces, registers: &Registers) -> Exit {
+        if let Err(error) = self.take_smi() {
+            return self.broken(&format!("{error:#}"));
+        }
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, _)) => {
                 let (width, data) = fd::port_data(&mut self.fd);

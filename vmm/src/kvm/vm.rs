@@ -56,11 +56,11 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Creates a machine with this RAM. For system-management mode, `smm` are the APIC IDs of its
+    /// Creates a machine with this RAM. For system-management mode, `smm` is the number of its
     /// processors, and the RAM is divided as by [`host::smram::parts`]. `finish` adds the interrupt
     /// controllers later: each slot that is added after them waits for a grace period of the
     /// kernel, which takes 5 ms.
-    pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>, smm: Option<&[u32]>) -> anyhow::Result<Self> {
+    pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>, smm: Option<usize>) -> anyhow::Result<Self> {
         let fd = loop {
             match kvm.create_vm() {
                 // The kernel starts a thread for it, and a signal interrupts that.
@@ -73,7 +73,7 @@ impl Vm {
         let spaces = if smm.is_some() { &[NORMAL, IN_SMM][..] } else { &[NORMAL] };
         let ram = Arc::new(RamSlots::new(fd.clone(), ram.clone(), spaces)?);
         let smm = match smm {
-            Some(apic_ids) => Some(Arc::new(Smm::new(fd.clone(), ram.clone(), apic_ids.to_vec())?)),
+            Some(processors) => Some(Arc::new(Smm::new(ram.clone(), processors)?)),
             None => {
                 ram.map(|_, _| true)?;
                 None
