@@ -3,10 +3,11 @@
 use std::net::Ipv6Addr;
 
 use container::net::macvtap::arp;
+use container::net::user::checksum;
 use container::net::user::lan::LanV6;
 use container::net::user::neighbors::{Solicitation, advertise_neighbor, advertise_router};
 use container::net::user::packet::{
-    ARP, ArpRequest, Ends, Frame, ICMPV6, IPV6, Packet, Payload, write_frame,
+    ARP, ArpRequest, Ends, Frame, HEADER_V4, ICMPV6, IPV4, IPV6, Packet, Payload, write_frame,
 };
 use host::mac::Mac;
 use host::testutil::noise::Noise;
@@ -47,9 +48,10 @@ pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
     packet
 }
 
-/// Parses an IPv6 packet about neighbors. Any answer is valid and short.
+/// Parses a packet about neighbors, of IPv6 or as if IPv4 had them. Any answer is valid and short.
 pub(crate) fn handle_neighbor(bytes: &[u8]) {
-    let Some(packet) = Packet::read(IPV6, bytes) else { return };
+    let kind = if bytes.first().is_some_and(|it| it >> 4 == 4) { IPV4 } else { IPV6 };
+    let Some(packet) = Packet::read(kind, bytes) else { return };
     assert!(packet.payload.len() <= bytes.len());
     if packet.protocol != ICMPV6 {
         return;
@@ -65,17 +67,13 @@ pub(crate) fn handle_neighbor(bytes: &[u8]) {
     let ends = Ends { cards: (OURS, CARD), addresses: (GATEWAY.into(), packet.from) };
     message.payload().write(&mut frame, &ends);
     let frame = Frame::read(&frame[LENGTH..]).expect("a frame of ours");
-    let said = Packet::read(frame.kind, frame.payload);
-    // The payload has no bytes if its addresses are of different families.
-    if packet.from.is_ipv6() {
-        let said = said.expect("a packet of ours");
-        assert!(said.is_sound() && said.whole.len() <= 1280);
-        assert_ne!(
-            Solicitation::read(&said),
-            Some(Solicitation::Router),
-            "an answer must not be taken for a solicitation"
-        );
-    }
+    let said = Packet::read(frame.kind, frame.payload).expect("a packet of ours");
+    assert!(said.is_sound() && said.whole.len() <= 1280);
+    assert_ne!(
+        Solicitation::read(&said),
+        Some(Solicitation::Router),
+        "an answer must not be taken for a solicitation"
+    );
 }
 
 /// Router and neighbor solicitations with some changed bytes.
@@ -85,6 +83,9 @@ pub(crate) fn neighbor(noise: &mut Noise) -> Vec<u8> {
     message.extend(GATEWAY.octets());
     message.extend([1, 1]);
     message.extend(CARD.0);
+    if noise.below(4) == 0 {
+        return in_ipv4(&message);
+    }
     let from = noise.choose(&[GATEWAY, PREFIX, Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST]);
     let to = noise.choose(&[GATEWAY, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2)]);
     let ends = Ends { cards: (CARD, OURS), addresses: (from.into(), to.into()) };
@@ -92,6 +93,17 @@ pub(crate) fn neighbor(noise: &mut Noise) -> Vec<u8> {
     Payload { protocol: ICMPV6, header: &message, checksum: 2, data: &[] }.write(&mut frame, &ends);
     let mut packet = frame.split_off(LENGTH + container::net::user::packet::ETHERNET);
     change(noise, &mut packet);
+    packet
+}
+
+/// An IPv4 packet with this message of IPv6, from the card's own link.
+fn in_ipv4(message: &[u8]) -> Vec<u8> {
+    let total = u8::try_from(HEADER_V4 + message.len()).expect("a short message");
+    let mut packet = vec![0x45, 0, 0, total, 0, 0, 0, 0, 255, ICMPV6, 0, 0];
+    packet.extend([[10, 0, 2, 15], [10, 0, 2, 2]].concat());
+    let sum = checksum::finish(checksum::sum(&packet));
+    packet[10..12].copy_from_slice(&sum);
+    packet.extend(message);
     packet
 }
 

@@ -141,6 +141,10 @@ impl<'a> Packet<'a> {
         if checksum::finish(checksum::sum(&whole[..header])) != [0, 0] {
             return None;
         }
+        // Each family has its own, and an answer is of the same family.
+        if fixed[9] == ICMPV6 {
+            return None;
+        }
         let field = word(fixed, 6);
         let (more, offset) = (field & 0x2000 != 0, usize::from(field & 0x1fff) * 8);
         let id = u32::from(word(fixed, 4));
@@ -177,7 +181,7 @@ impl<'a> Packet<'a> {
             whole: bytes.get(..HEADER_V6 + length)?,
         };
         packet.skip_extensions()?;
-        Some(packet)
+        (packet.protocol != ICMP).then_some(packet)
     }
 
     /// Skips the extension headers for routers and receivers, and takes the position of a fragment.
@@ -402,6 +406,31 @@ impl Payload<'_> {
                 out.extend(to.octets());
             }
             _ => unreachable!("both ends have addresses of one family"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// A guest of another family than the answer's would end the process.
+    #[test]
+    fn each_family_has_its_own_messages() {
+        let message = [0; 8];
+        for (from, to, own, other) in
+            [("10.0.2.15", "10.0.2.2", ICMP, ICMPV6), ("fe80::15", "fe80::1", ICMPV6, ICMP)]
+        {
+            for (protocol, accepted) in [(own, true), (other, false), (UDP, true)] {
+                let mut bytes = Vec::new();
+                let addresses = (from.parse().unwrap(), to.parse().unwrap());
+                let ends = Ends { cards: (Mac([2; 6]), Mac([4; 6])), addresses };
+                Payload { protocol, header: &message, checksum: 2, data: &[] }
+                    .write(&mut bytes, &ends);
+                let frame = Frame::read(&bytes[4..]).unwrap();
+                let read = Packet::read(frame.kind, frame.payload);
+                assert_eq!(read.is_some(), accepted, "protocol {protocol} from {from}");
+            }
         }
     }
 }
