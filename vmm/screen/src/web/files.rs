@@ -1,20 +1,25 @@
 //! The files of a page as the crate `pack` packed them: our own, and unmodified ones of others.
 
+use std::convert::Infallible;
 use std::io::Read as _;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, VARY,
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, VARY,
 };
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use flate2::read::GzDecoder;
+use futures_util::stream;
 
 /// The viewer: our page with noVNC.
 pub(super) const VIEWER: Folder = include!(concat!(env!("OUT_DIR"), "/web/files.rs"));
 
 /// The path contains a hash of the content, so a changed file has another path.
 const IMMUTABLE: &str = "public, max-age=31536000, immutable";
+/// Bytes of a file that are unpacked and sent at once: anybody may ask for many large files, and
+/// not read them.
+const PIECE: usize = 16 << 10;
 /// Pages contain details about the user.
 const NO_STORE: &str = "no-store";
 
@@ -70,16 +75,27 @@ impl Folder {
         let takes = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
         let mut takes = takes.flat_map(|it| it.split(',')).map(str::trim);
         let mut response = if takes.any(|it| it == "gzip" || it.starts_with("gzip;q=1")) {
-            let mut response = Body::from(bytes).into_response();
+            let pieces = bytes.chunks(PIECE).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
+            let mut response = Body::from_stream(stream::iter(pieces)).into_response();
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            response.headers_mut().insert(CONTENT_LENGTH, bytes.len().into());
             response
         } else {
-            unpacked(bytes).into_response()
+            Body::from_stream(stream::unfold(GzDecoder::new(bytes), next_piece)).into_response()
         };
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
         Some(response)
     }
+}
+
+async fn next_piece(
+    mut file: GzDecoder<&'static [u8]>,
+) -> Option<(Result<Vec<u8>, Infallible>, GzDecoder<&'static [u8]>)> {
+    let mut piece = Vec::new();
+    // The build wrote the file, so it is valid.
+    file.by_ref().take(PIECE as u64).read_to_end(&mut piece).ok();
+    (!piece.is_empty()).then_some((Ok(piece), file))
 }
 
 /// Decompresses a file. The build wrote it, so it is valid.

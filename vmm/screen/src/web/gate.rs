@@ -80,6 +80,8 @@ pub(super) struct Client {
     /// The host that the request addresses: one name or address, with an optional port. `None` if
     /// the header is invalid or repeated: another reader might pick the other value.
     host: Option<String>,
+    /// The `Host` header. `host` is what a trusted proxy says instead.
+    own_host: Option<String>,
     /// Whether the client uses TLS, which is unknown behind some proxies.
     pub(super) secure: Option<bool>,
     /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
@@ -164,8 +166,10 @@ impl Gate {
         let forwarded = |name| proxy.then(|| last(headers, name)).flatten();
         let address =
             forwarded("x-forwarded-for").and_then(|it| it.parse().ok()).or(connection.address);
-        let host = only(headers, &header::HOST);
-        let host = host.map(|host| forwarded("x-forwarded-host").unwrap_or(host));
+        let own = only(headers, &header::HOST);
+        let host = own.clone().map(|host| forwarded("x-forwarded-host").unwrap_or(host));
+        let plain =
+            |host: Option<String>| host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it));
         let scheme = forwarded("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
         let secure = if connection.tls { Some(true) } else { scheme };
         // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
@@ -175,7 +179,8 @@ impl Gate {
         let client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
             network: address.map_or(PeerNetwork::Local, PeerNetwork::of),
-            host: host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it)),
+            host: plain(host),
+            own_host: plain(own),
             secure,
             certified,
         };
@@ -253,14 +258,22 @@ impl Gate {
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
     pub(super) fn check_host(&self, client: &Client) -> Result<(), Refusal> {
-        let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
+        // A page could send any `X-Forwarded-Host`, which some proxies pass on. They may call this
+        // host by a name of their network.
+        self.check_name(client, client.own_host.as_deref(), true)?;
+        self.check_name(client, client.host.as_deref(), self.rules.open)
+    }
+
+    /// `open`: names that only neighbors can own are accepted, too.
+    fn check_name(&self, client: &Client, host: Option<&str>, open: bool) -> Result<(), Refusal> {
+        let host = host.ok_or(Refusal::InvalidHost)?;
         let name = name_of(host);
         if self.needs_password() || self.rules.any_host || self.is_known(name) {
             return Ok(());
         }
         let near = PRIVATE_SUFFIXES.iter().any(|end| name.trim_end_matches('.').ends_with(end));
         let own = client.certified || !name.contains('.') || near;
-        if self.rules.open && own {
+        if open && own {
             return Ok(());
         }
         let OptionNames { origin, password, .. } = self.rules.option_names;
@@ -294,7 +307,8 @@ impl Gate {
             let access = self.check_password(client.network, &user, &password, limiter)?;
             return Ok(self.admitted(access, None));
         }
-        let session = Self::cookie(client, headers).and_then(|it| self.sessions.find(it));
+        let session =
+            Self::cookie(client, headers).and_then(|it| self.sessions.find(it, client.network));
         let session = session.ok_or(Refusal::Unknown)?;
         Ok(self.admitted(session.access, Some(session)))
     }
@@ -313,7 +327,7 @@ impl Gate {
         limiter: &LoginLimiter,
     ) -> Result<String, Refusal> {
         let access = self.check_password(client.network, user, password, limiter)?;
-        let cookie = self.sessions.start(access).map_err(|error| {
+        let cookie = self.sessions.start(access, client.network).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;

@@ -1,4 +1,7 @@
 //! Sessions: clients that have shown a password, identified by a cookie.
+//!
+//! Threats: a browser sends its cookies to all ports of a host, so that programs in the guest may
+//! see them. A cookie is therefore good for the network of the login only.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,7 +12,7 @@ use anyhow::{Context, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::sync::Semaphore;
 
-use crate::rfb::security::Access;
+use crate::rfb::security::{Access, PeerNetwork};
 
 const MAX_SESSIONS: usize = 1024;
 /// A session that is unused for this long ends.
@@ -17,6 +20,7 @@ const MAX_IDLE: Duration = Duration::from_secs(12 * 60 * 60);
 
 pub(super) struct Session {
     pub(super) access: Access,
+    network: PeerNetwork,
     /// Closed when the session ends. This ends all connections of the session, now and later.
     ended: Semaphore,
 }
@@ -46,7 +50,7 @@ pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 impl Sessions {
     /// Starts a session. If the maximum is reached, it replaces the one that was unused for
     /// longest.
-    pub(super) fn start(&self, access: Access) -> anyhow::Result<String> {
+    pub(super) fn start(&self, access: Access, network: PeerNetwork) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
         // One with connections stays known, so that logging out ends them.
@@ -57,14 +61,16 @@ impl Sessions {
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
             oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.ended.close());
         }
-        let session = Session { access, ended: Semaphore::new(0) };
+        let session = Session { access, network, ended: Semaphore::new(0) };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
 
-    pub(super) fn find(&self, cookie: &str) -> Option<Arc<Session>> {
+    pub(super) fn find(&self, cookie: &str, network: PeerNetwork) -> Option<Arc<Session>> {
         let mut all = self.0.lock().expect("no session panicked");
-        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < MAX_IDLE)?;
+        let (session, used) = all
+            .get_mut(cookie)
+            .filter(|(session, used)| used.elapsed() < MAX_IDLE && session.network == network)?;
         *used = Instant::now();
         Some(session.clone())
     }
@@ -82,25 +88,29 @@ mod test {
     #[test]
     fn sessions_are_limited_and_the_newest_are_kept() {
         let sessions = Sessions::default();
-        let first = sessions.start(Access::Full).unwrap();
+        let [here, elsewhere] =
+            ["10.0.0.1", "10.0.0.2"].map(|it| PeerNetwork::of(it.parse().unwrap()));
+        let find = |cookie: &str| sessions.find(cookie, here);
+        let first = sessions.start(Access::Full, here).unwrap();
         assert_eq!(first.len(), 64);
-        let second = sessions.start(Access::View).unwrap();
-        assert_eq!(sessions.find(&second).unwrap().access, Access::View);
-        assert!(sessions.find(&first).is_some(), "it is now the one used last");
+        let second = sessions.start(Access::View, here).unwrap();
+        assert!(sessions.find(&second, elsewhere).is_none(), "a stolen cookie");
+        assert_eq!(find(&second).unwrap().access, Access::View);
+        assert!(find(&first).is_some(), "it is now the one used last");
         let mut last = String::new();
         for _ in 0..MAX_SESSIONS - 1 {
-            last = sessions.start(Access::Full).unwrap();
+            last = sessions.start(Access::Full, here).unwrap();
         }
         assert_eq!(sessions.0.lock().unwrap().len(), MAX_SESSIONS);
-        assert!(sessions.find(&second).is_none());
-        assert!(sessions.find(&first).is_some() && sessions.find(&last).is_some());
-        let session = sessions.find(&first).unwrap();
+        assert!(find(&second).is_none());
+        assert!(find(&first).is_some() && find(&last).is_some());
+        let session = find(&first).unwrap();
         sessions.end(&first);
         // This holds for a caller that begins to wait only now, too.
         let ended = std::pin::pin!(session.ended());
         assert!(
             ended.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
         );
-        assert!(sessions.find(&first).is_none() && sessions.find("").is_none());
+        assert!(find(&first).is_none() && find("").is_none());
     }
 }
