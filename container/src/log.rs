@@ -240,6 +240,12 @@ impl LineLimit {
     }
 }
 
+/// The text with spaces instead of control characters, which could do anything to the terminal of
+/// its reader, and forge lines.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
+}
+
 /// Writes the reason for the end of the program to standard error, as text or as a JSON object,
 /// after all log lines. Waits at most 2 seconds for the reader.
 pub fn write_final_error(sentence: &str) {
@@ -247,7 +253,11 @@ pub fn write_final_error(sentence: &str) {
         log.end();
         log.0.json
     });
-    let line = if json { object("ERROR", sentence) } else { format!("transom: {sentence}\n") };
+    let line = if json {
+        object("ERROR", sentence)
+    } else {
+        format!("transom: {}\n", printable(sentence))
+    };
     let print = |line: &str| {
         // Standard error may be closed. Then there is nothing else to do.
         io::stderr().write_all(line.as_bytes()).ok();

@@ -40,7 +40,7 @@ pub use self::address::{address, line};
 use self::images::Images;
 use self::page::Screen;
 pub use self::ready::Health;
-use self::ready::Ready;
+use self::ready::{Asked, Ready};
 use crate::agent::Agent;
 use crate::desktop::Gateway;
 use crate::net::every_address;
@@ -114,7 +114,13 @@ impl WebState {
     ) -> Self {
         let settings = &plan.input.settings;
         let logon = settings.account.autologin;
-        let ready = Ready { runs: plan.source == Source::Probe, logon, guest, agent };
+        let ready = Ready {
+            runs: plan.source == Source::Probe,
+            logon,
+            guest,
+            agent,
+            asked: Asked::default(),
+        };
         let step = plan.next.as_ref().map(|next| next.step.json()).unwrap_or_default();
         let installs = plan.next.as_ref().is_some_and(|next| !next.step.keeps());
         let installs = installs && !settings.windows.manual;
@@ -125,7 +131,8 @@ impl WebState {
     fn failed(story: Arc<Story>, settings: &Settings) -> Self {
         let runtime_folder = RuntimeFolder::nonexistent();
         let agent = Arc::new(Agent::new(runtime_folder.agent()));
-        let ready = Ready { runs: false, logon: false, guest: Arc::default(), agent };
+        let (guest, asked) = (Arc::default(), Asked::default());
+        let ready = Ready { runs: false, logon: false, guest, agent, asked };
         Self::with(story, runtime_folder, settings, ready)
     }
 

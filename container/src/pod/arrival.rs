@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use screen::web::stage::PeerNetwork;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc::{self, Sender};
@@ -218,23 +219,24 @@ impl Waiter {
 
 /// The clients in the handshake, the oldest first.
 #[derive(Default)]
-struct Handshakes(VecDeque<(IpAddr, AbortHandle)>);
+struct Handshakes(VecDeque<(PeerNetwork, AbortHandle)>);
 
 impl Handshakes {
     /// Begins a handshake. Ends the oldest one if there are too many, or too many with this
-    /// address.
+    /// network.
     fn begin(&mut self, address: IpAddr, handshake: impl Future<Output = ()> + Send + 'static) {
+        let network = PeerNetwork::of(address);
         self.0.retain(|(_, task)| !task.is_finished());
-        let own = self.0.iter().filter(|it| it.0 == address).count();
+        let own = self.0.iter().filter(|it| it.0 == network).count();
         let oldest = if own >= MAX_OF_ONE {
-            self.0.iter().position(|it| it.0 == address)
+            self.0.iter().position(|it| it.0 == network)
         } else {
             (self.0.len() >= MAX_HANDSHAKES).then_some(0)
         };
         if let Some((_, task)) = oldest.and_then(|at| self.0.remove(at)) {
             task.abort();
         }
-        self.0.push_back((address, tokio::spawn(handshake).abort_handle()));
+        self.0.push_back((network, tokio::spawn(handshake).abort_handle()));
     }
 }
 
@@ -406,7 +408,9 @@ mod test {
         let mut handshakes = Handshakes::default();
         let mut begin = |last| {
             handshakes.begin(address(last), pending());
-            let of = |last| handshakes.0.iter().filter(|it| it.0 == address(last)).count();
+            let of = |last| {
+                handshakes.0.iter().filter(|it| it.0 == PeerNetwork::of(address(last))).count()
+            };
             (of(1), of(2), handshakes.0.len())
         };
         assert_eq!(begin(1), (1, 0, 1));

@@ -28,6 +28,7 @@ use super::setup::PluggedDisk;
 use super::share::ShareServer;
 use super::tpm::Tpm;
 use crate::log::bucket::{BOOT_MESSAGES, Bucket, PROGRAM};
+use crate::log::printable;
 use crate::settings::Settings;
 use crate::settings::translate::Serial;
 use crate::source::Source;
@@ -261,6 +262,7 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>, last: LastError) {
     let [mut mistakes, mut others] = [(); 2].map(|()| Bucket::new(PROGRAM));
     while let Ok(Some(line)) = line(&mut errors).await {
         let (level, text) = event(&line).unwrap_or((Level::ERROR, line));
+        let text = printable(&text);
         if level == Level::ERROR {
             *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
         }

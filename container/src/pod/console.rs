@@ -65,6 +65,9 @@ impl Console {
     }
 }
 
+/// Letters of a boot entry's name.
+const MAX_NAME: usize = 64;
+
 /// Reads a line of EDK2's boot device selection.
 pub fn boot_event(line: &str) -> Option<BootEvent> {
     let said = line.strip_prefix("BdsDxe: ")?;
@@ -77,7 +80,9 @@ pub fn boot_event(line: &str) -> Option<BootEvent> {
     if name.contains("Shell") && place.starts_with("Fv(") {
         return Some(BootEvent::Nothing);
     }
-    Some(BootEvent::Starts { name: name.into(), on: on(name, place) })
+    // Any program in the guest can write this line, and the page shows the name to everybody.
+    let shown = name.chars().take(MAX_NAME).collect();
+    Some(BootEvent::Starts { name: shown, on: on(name, place) })
 }
 
 /// The kind of device of a boot entry. Entries made by an operating system name a partition.

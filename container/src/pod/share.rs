@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::guard;
 use super::lines::line;
 use super::volume::Volume;
-use crate::log::LineLimit;
+use crate::log::{LineLimit, printable};
 use crate::plan::Plan;
 use crate::shared_folder::{self, Config, Connector, Shares, keeper};
 use crate::story::Story;
@@ -112,7 +112,7 @@ async fn count_starts(output: impl AsyncRead + Unpin, story: Arc<Story>) {
 async fn repeat(errors: impl AsyncRead + Unpin) {
     let (mut errors, mut limit) = (BufReader::new(errors), LineLimit::new(MAX_LINES));
     while let Ok(Some(message)) = line(&mut errors).await {
-        let message: String = message.chars().filter(|it| !it.is_control()).collect();
+        let message = printable(&message);
         let message = message.trim();
         if let Some(message) = message.strip_prefix("DEBUG ") {
             tracing::debug!("shared folder: {message}");

@@ -22,7 +22,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
 use super::lines::line;
-use crate::log::LineLimit;
+use crate::log::{LineLimit, printable};
 use crate::status::{Failure, Status};
 
 /// User ID of swtpm if the pod is root. The machine's process has another.
@@ -96,7 +96,7 @@ fn without_rights(mut program: Command) -> anyhow::Result<io::Result<Child>> {
 async fn repeat(errors: impl AsyncRead + Unpin) {
     let (mut errors, mut limit) = (BufReader::new(errors), LineLimit::new(MAX_LINES));
     while let Ok(Some(message)) = line(&mut errors).await {
-        let message: String = message.chars().filter(|it| !it.is_control()).collect();
+        let message = printable(&message);
         if limit.take(Instant::now()) {
             tracing::warn!("TPM: {message}");
         } else {
@@ -176,7 +176,7 @@ mod test {
         for line in said.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             assert_eq!(line["level"], "WARN");
-            assert_eq!(line["fields"]["message"], "TPM: swtpm: no");
+            assert_eq!(line["fields"]["message"], "TPM: swtpm:  no");
         }
     }
 

@@ -62,11 +62,13 @@ pub(super) async fn status(
     Extension(network): Extension<PeerNetwork>,
     request: Request,
 ) -> Response {
-    let Some(place) = web.listeners.acquire(network) else { return full() };
+    let Some(place) = web.listeners.acquire_evictable(network) else { return full() };
     line_socket::open(request, |mut socket| async move {
-        send_changes(&web, &mut socket).await;
+        tokio::select! {
+            () = send_changes(&web, &mut socket) => {}
+            () = place.evicted() => {}
+        }
         socket.close().await;
-        drop(place);
     })
 }
 

@@ -94,12 +94,16 @@ pub(super) async fn events(
     State(web): Shared,
     Extension(network): Extension<PeerNetwork>,
 ) -> Response {
-    let Some(place) = web.listeners.acquire(network) else { return full() };
+    let Some(place) = web.listeners.acquire_evictable(network) else { return full() };
     let mut scenes = web.story.scene();
     scenes.mark_changed();
     // The place becomes free when the stream is dropped.
     let events = stream::unfold((scenes, place), |(mut scenes, place)| async move {
-        let text = match timeout(KEEP_ALIVE, scenes.changed()).await {
+        let changed = tokio::select! {
+            changed = timeout(KEEP_ALIVE, scenes.changed()) => changed,
+            () = place.evicted() => return None,
+        };
+        let text = match changed {
             Ok(Ok(())) => event(&scenes.borrow_and_update()),
             Ok(Err(_)) => return None,
             Err(_) => ":\n\n".to_owned(),

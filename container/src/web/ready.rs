@@ -1,10 +1,12 @@
 //! Health checks for orchestrators: live, started, ready.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 
 use super::WebState;
 use crate::agent::Agent;
@@ -23,7 +25,14 @@ pub(super) struct Ready {
     pub(super) logon: bool,
     /// An answer of the agent means ready.
     pub(super) agent: Arc<Agent>,
+    pub(super) asked: Asked,
 }
+
+/// When the guest's remote desktop was asked last, and its answer.
+pub(super) type Asked = Mutex<Option<(Instant, Result<(), String>)>>;
+
+/// Anybody may ask for the health of a pod, any number of times.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Ready {
     /// While Windows is installed, its own report counts. Otherwise its services do.
@@ -47,7 +56,15 @@ impl Ready {
             Some(GuestAddress::Unknown) => return Ok(()),
             Some(guest) => guest,
         };
-        desktop::answers(guest).await
+        let mut asked = self.asked.lock().await;
+        match &*asked {
+            Some((when, answer)) if when.elapsed() < ASK_AGAIN => answer.clone(),
+            _ => {
+                let answer = desktop::answers(guest).await;
+                *asked = Some((Instant::now(), answer.clone()));
+                answer
+            }
+        }
     }
 }
 
@@ -110,7 +127,8 @@ mod test {
         let socket = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let agent = Arc::new(Agent::new(socket));
-        let ready = Ready { runs: false, logon: true, guest: Arc::default(), agent: agent.clone() };
+        let (guest, asked) = (Arc::default(), Asked::default());
+        let ready = Ready { runs: false, logon: true, guest, agent: agent.clone(), asked };
         assert!(ready.serves().await.unwrap_err().contains("no agent"));
         let served = tokio::spawn(serve(listener));
         agent.ask("guest-ping", Value::Null).await.unwrap_err();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_ipv6_v6only;
-use screen::web::stage::keep_alive;
+use screen::web::stage::{ConnectionLimit, PeerNetwork, keep_alive};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -178,11 +178,22 @@ impl Service {
     async fn forward(&self, listener: &TcpListener) {
         let Ok(port) = listener.local_addr().map(|address| address.port()) else { return };
         let guest = SocketAddr::new(self.guest.into(), port);
-        accept(listener, MAX_FORWARDED, move |mut stream, _| async move {
-            if let Ok(Ok(mut to)) = timeout(TIMEOUT, TcpStream::connect(guest)).await {
-                // Small packets such as keystrokes are sent immediately.
-                stream.set_nodelay(true).and_then(|()| to.set_nodelay(true)).ok();
-                copy_bidirectional(&mut stream, &mut to).await.ok();
+        // One host leaves room for others.
+        let limit = ConnectionLimit::new(MAX_FORWARDED, MAX_FORWARDED / 2);
+        accept(listener, MAX_FORWARDED, move |mut stream, from| {
+            let place = limit.acquire(PeerNetwork::of(from.ip()));
+            async move {
+                if place.is_none() {
+                    return;
+                }
+                // The guest does not notice that a client has vanished: our kernel answers it.
+                keep_alive(&stream).ok();
+                if let Ok(Ok(mut to)) = timeout(TIMEOUT, TcpStream::connect(guest)).await {
+                    // Small packets such as keystrokes are sent immediately.
+                    stream.set_nodelay(true).and_then(|()| to.set_nodelay(true)).ok();
+                    copy_bidirectional(&mut stream, &mut to).await.ok();
+                }
+                drop(place);
             }
         })
         .await;

@@ -72,7 +72,7 @@ impl ConnectionLimit {
     }
 
     /// Takes a slot that gives way to newcomers.
-    pub(crate) fn acquire_evictable(&self, network: PeerNetwork) -> Option<Slot> {
+    pub fn acquire_evictable(&self, network: PeerNetwork) -> Option<Slot> {
         self.take(network, 0)
     }
 
@@ -112,7 +112,8 @@ fn lock(taken: &Taken) -> MutexGuard<'_, Vec<Arc<Holder>>> {
 }
 
 impl Slot {
-    pub(crate) async fn evicted(&self) {
+    /// Returns when the slot was given to a newcomer.
+    pub async fn evicted(&self) {
         self.holder.evicted.notified().await;
     }
 
