@@ -95,8 +95,11 @@ impl Unit<'_> {
     fn start_stop(&self, cdb: &Cdb) -> Result<Plan, Sense> {
         let (start, eject, power) = (cdb[4] & 1 != 0, cdb[4] & 2 != 0, cdb[4] >> 4);
         if power != 0 || start || !eject || !self.profile.removable || self.medium.is_none() {
-            // The motor always runs, and only the operator loads media.
-            return Ok(Plan::Done);
+            // The motor always runs, and only the operator loads media. But a host that stops it
+            // may switch the disk off (SBC-3, 5.25), unless NO_FLUSH is set.
+            let stops = power != 0 || !start && !eject;
+            let flushes = stops && cdb[4] & 4 == 0 && self.medium.is_some() && !self.profile.cdrom;
+            return Ok(if flushes { Plan::Flush } else { Plan::Done });
         }
         if self.conditions.prevented { Err(Sense::REMOVAL_PREVENTED) } else { Ok(Plan::Eject) }
     }

@@ -18,7 +18,7 @@ const COMMANDS: &[Command] = &[
     (0x12, None, &[1, 0xff, 0xff, 0xff, 0]),
     (0x15, None, &[0x11, 0, 0, 0xff, 0]),
     (0x1a, None, &[8, 0xff, 0xff, 0xff, 0]),
-    (0x1b, None, &[0, 0, 0, 0xf3, 0]),
+    (0x1b, None, &[0, 0, 0, 0xf7, 0]),
     (0x1e, None, &[0, 0, 0, 1, 0]),
     (0x23, None, &[0, 0, 0, 0, 0, 0, 0xff, 0xff, 0]),
     (0x25, None, &[0, 0, 0, 0, 0, 0, 0, 0, 0]),

@@ -187,8 +187,8 @@ impl Virtio for Blk {
     }
 
     fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
-        // A driver that can neither flush nor choose a cache mode needs durable writes.
-        if negotiated & (FLUSH | CONFIG_WCE) == 0 {
+        // A driver that cannot flush needs durable writes (VIRTIO 1.2, 5.2.5.2).
+        if negotiated & FLUSH == 0 {
             self.writeback.store(false, Ordering::Release);
         }
         if let Some(queue) = queues.first() {

@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{
@@ -38,9 +38,10 @@ pub(super) struct Raw {
     /// Set when a flush fails. The kernel then drops the pages that it could not write, and its
     /// next flush would succeed. So all later flushes must fail.
     lost: AtomicBool,
+    flushing: Mutex<()>,
     /// The operations on the file, in order, for tests of power losses.
     #[cfg(test)]
-    pub(super) journal: Option<std::sync::Mutex<Vec<Event>>>,
+    pub(super) journal: Option<Mutex<Vec<Event>>>,
 }
 
 #[cfg(test)]
@@ -164,6 +165,7 @@ impl Raw {
             direct,
             discards: AtomicBool::new(discard > 0),
             lost: AtomicBool::new(false),
+            flushing: Mutex::default(),
             #[cfg(test)]
             journal: None,
         })
@@ -388,6 +390,8 @@ impl Medium for Raw {
     }
 
     fn flush(&self) -> io::Result<()> {
+        // One at a time: the kernel tells only one of them that the page cache has lost data.
+        let _flushing = self.flushing.lock().expect("a panic ends the process");
         if self.has_failed_flush() {
             return Err(io::Error::other("an earlier flush failed"));
         }

@@ -169,6 +169,10 @@ impl Ring {
         };
         Ok(match (slot.stage, request.operation) {
             (Stage::Answer(_), _) => opcode::Nop::new().build(),
+            // The kernel tells one of several flushes at a time that the page cache has lost data.
+            (Stage::Flush, _) | (_, Operation::Flush) if self.raw.direct.is_none() => {
+                return Err(NoEntry::Fallback);
+            }
             (Stage::Flush, _) | (_, Operation::Flush) => sync(),
             (_, Operation::Read | Operation::Write { .. }) => return self.transfer(slot),
             (_, Operation::Discard) if self.raw.device => return Err(NoEntry::Fallback),
@@ -299,7 +303,10 @@ impl Ring {
         let Ok(length) = u64::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
             return match Errno::from_raw_os_error(-result) {
-                Errno::INTR | Errno::AGAIN => Err(Next::Retry),
+                Errno::INTR | Errno::AGAIN | Errno::CANCELED => Err(Next::Retry),
+                // The range is in RAM. The kernel tries a read of the page cache again in the
+                // thread that began it, and that thread has ended meanwhile.
+                Errno::FAULT if moves && !flushes => Err(Next::Fallback),
                 _ if flushes => {
                     Ok(Err(self.report.fault(&slot.request, &self.raw.flush_failed(error))))
                 }
