@@ -406,12 +406,16 @@ fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     Failure::new(Status::Storage, format!("{what}: {error}: {out}"))
 }
 
-/// Enlarges a disk. It is never made smaller: data would be lost.
+/// Enlarges a disk that no machine uses. It is never made smaller: data would be lost.
 fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
     if size > now {
-        let file = files::open(path, File::options().write(true))?;
-        file.set_len(size)?;
-        file.sync_all()?;
+        let locked = |error| io::Error::other(format!("{error:#}"));
+        let file = beginning::locked(path).map_err(locked)?;
+        // Another pod may have enlarged it meanwhile.
+        if size > file.metadata()?.len() {
+            file.set_len(size)?;
+            file.sync_all()?;
+        }
     }
     report_size(now, size, story);
     Ok(())
