@@ -198,7 +198,7 @@ async fn run_to_end(
     let settings = &plan.input.settings;
     jail::build(&[&own[..], &Monitors::folders(settings)].concat());
     let devices = settings.machine.arguments.as_ref().map(|it| &it.usb[..]).unwrap_or_default();
-    usb::start(runtime_folder.control(), devices)?;
+    usb::start(runtime_folder.control(), devices, plan.unattended.is_some())?;
     let monitors = Monitors::new(runtime_folder.control(), plan.name(), &own);
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let guest = Arc::<OnceLock<GuestAddress>>::default();

@@ -117,6 +117,7 @@ impl Pod {
             installation.keep_hardware(volume)?;
             parts.hardware = installation.hardware();
             parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
+            self.warn_of_waiting(parts);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
@@ -133,6 +134,18 @@ impl Pod {
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
+    }
+
+    /// Names the drives of `ARGUMENTS` that an installation must not see.
+    fn warn_of_waiting(&self, parts: &Parts) {
+        let arguments = self.plan.input.settings.machine.arguments.iter();
+        for drive in arguments.flat_map(|it| &it.drives).filter(|it| machine::waits(it, parts)) {
+            self.story.warn(&format!(
+                "ARGUMENTS: {} is not attached while Windows is installed, which erases a disk by \
+                 its number: start the container again afterwards",
+                drive.path.display()
+            ));
+        }
     }
 
     /// The firmware's variables.

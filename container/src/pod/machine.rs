@@ -185,7 +185,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     if let Some(card) = &parts.card {
         config.device.push(network_card(card, parts.adapter(settings)));
     }
-    order.extend(add_optional_devices(&mut config, settings)?);
+    order.extend(add_optional_devices(&mut config, settings, parts)?);
     // The last ones, so that their absence or presence does not change the slots of other devices.
     config.device.push(Device::VirtioSerial(virtio::console::Config {
         name: Some(agent::PORT.to_owned()),
@@ -469,7 +469,11 @@ fn set_jail(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// Adds optional devices and drives of `ARGUMENTS`. Returns the names of the drives that can boot.
-fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
+fn add_optional_devices(
+    config: &mut Config,
+    settings: &Settings,
+    parts: &Parts,
+) -> anyhow::Result<Vec<String>> {
     if settings.machine.rng {
         config.device.push(Device::VirtioRng(Default::default()));
     }
@@ -489,10 +493,16 @@ fn add_optional_devices(config: &mut Config, settings: &Settings) -> anyhow::Res
         config.fw_cfg.push(item.context("ARGUMENTS: -fw_cfg")?);
     }
     let mut order = Vec::new();
-    for drive in &arguments.drives {
+    for drive in arguments.drives.iter().filter(|it| !waits(it, parts)) {
         order.extend(attach_argument(config, drive)?);
     }
     Ok(order)
+}
+
+/// Whether a drive of `ARGUMENTS` must not be there now: an installation erases a disk by its
+/// number, and every disk that Windows can use changes the numbers.
+pub fn waits(drive: &Drive, parts: &Parts) -> bool {
+    parts.setup_disk.is_some() && !drive.cdrom
 }
 
 /// Attaches a drive of `ARGUMENTS`. Returns its name.

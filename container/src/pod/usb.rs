@@ -34,14 +34,21 @@ pub enum Request {
     Attach(String),
     /// The words, or the machine's name of the device.
     Detach(String),
+    /// Attach those that an installation was not to see.
+    HasInstalled,
 }
 
-/// Starts the thread. `devices` are attached once the machine runs. Must be called while the pod
-/// has its rights.
-pub fn start(control: PathBuf, devices: &[String]) -> anyhow::Result<()> {
+/// Starts the thread. `devices` are attached once the machine runs, or, if it `installs`, once
+/// [`has_installed`] is called: an installation erases a disk by its number, and a disk among them
+/// would change the numbers. Must be called while the pod has its rights.
+pub fn start(control: PathBuf, devices: &[String], installs: bool) -> anyhow::Result<()> {
     let mut host = HostUsb::new(control.clone());
     for device in devices {
         host.add(device).with_context(|| format!("ARGUMENTS: usb-host,{device}"))?;
+    }
+    let held = if installs { devices.to_vec() } else { Vec::new() };
+    if installs {
+        host = HostUsb::new(control.clone());
     }
     if !devices.is_empty() && !Path::new(NODES).is_dir() {
         tracing::warn!("{}", no_folder());
@@ -49,7 +56,7 @@ pub fn start(control: PathBuf, devices: &[String]) -> anyhow::Result<()> {
     let (sender, requests) = sync_channel(MAX_REQUESTS);
     let body = move || {
         jail::open_usb();
-        serve(host, &control, &requests);
+        serve(host, held, &control, &requests);
     };
     Builder::new().name("usb".into()).spawn(body).context("a thread for USB")?;
     REQUESTS.get_or_init(|| sender);
@@ -65,8 +72,16 @@ pub async fn ask(request: Request) -> Answer {
     answer.await.context("the pod ends")?
 }
 
+/// Windows starts from its own disk. May be called again.
+pub async fn has_installed() {
+    if let Err(error) = ask(Request::HasInstalled).await {
+        tracing::warn!("USB devices of the host: {error:#}");
+    }
+}
+
 fn serve(
     mut host: HostUsb,
+    mut held: Vec<String>,
     control: &Path,
     requests: &Receiver<(Request, oneshot::Sender<Answer>)>,
 ) {
@@ -81,7 +96,7 @@ fn serve(
         match request {
             Ok((request, sender)) => {
                 // The client may have gone.
-                sender.send(answer(&mut host, request)).ok();
+                sender.send(answer(&mut host, &mut held, request)).ok();
             }
             Err(RecvTimeoutError::Timeout) => {
                 next = Instant::now() + INTERVAL;
@@ -96,8 +111,13 @@ fn serve(
     }
 }
 
-fn answer(host: &mut HostUsb, request: Request) -> Answer {
+fn answer(host: &mut HostUsb, held: &mut Vec<String>, request: Request) -> Answer {
     match request {
+        Request::HasInstalled => {
+            // A user may have attached one meanwhile.
+            held.drain(..).for_each(|device| drop(host.add(&device)));
+            Ok(json!({}))
+        }
         Request::List => {
             let found = usb::list()?.into_iter().filter(|it| !it.is_hub()).collect::<Vec<_>>();
             Ok(json!({ "host": found, "configured": host.entries() }))

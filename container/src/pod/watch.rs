@@ -23,6 +23,7 @@ use super::machine_client;
 use super::stop::{self, Budget, Outcome, Signals};
 use super::suspend;
 use super::thread::run_in_thread;
+use super::usb;
 use super::volume::Volume;
 use super::{Pod, started};
 use crate::disks::original;
@@ -357,6 +358,9 @@ impl Pod {
         let disk = on == BootDevice::Disk;
         if disk {
             child.unplug_setup_disk();
+            if self.plan.unattended.is_some() {
+                tokio::spawn(usb::has_installed());
+            }
         }
         let settings = &self.plan.input.settings;
         let app = &settings.pod.app.0;

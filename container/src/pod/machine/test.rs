@@ -6,9 +6,10 @@ use host::net::Network;
 use super::*;
 use crate::plan::Plan;
 use crate::settings::environment::Environment;
+use crate::setup_disk;
 
-/// Configuration of the machine of an environment.
-fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<Config> {
+/// The plan of an environment, on a host with a disk.
+fn planned(words: &[(&str, &str)]) -> anyhow::Result<Plan> {
     let root = tempfile::tempdir()?;
     for folder in ["proc", "storage"] {
         std::fs::create_dir_all(root.path().join(folder))?;
@@ -19,7 +20,12 @@ fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<C
     std::fs::write(root.path().join("storage/data.img"), "x")?;
     let environment: Environment =
         words.iter().map(|(name, text)| (name.into(), text.into())).collect();
-    let plan = Plan::make(&environment, root.path())?;
+    Plan::make(&environment, root.path())
+}
+
+/// Configuration of the machine of an environment.
+fn filled(words: &[(&str, &str)], card: Option<NetworkCard>) -> anyhow::Result<Config> {
+    let plan = planned(words)?;
     let longer = Disk { longer: Some(3 << 30), ..Disk::new("/b.img".into(), Format::Qcow2) };
     let more = card.is_some().then_some(longer);
     let parts = Parts {
@@ -113,6 +119,23 @@ fn a_full_machine_has_the_expected_command_line() {
         told.push('\n');
     }
     assert_eq!(told, include_str!("../machines.txt"));
+}
+
+/// Windows Setup erases a disk by its number, which another disk would change.
+#[test]
+fn an_installation_sees_no_disks_of_the_arguments() {
+    let drives = "-hda /old.img -drive file=/x.img,if=virtio -cdrom /z.iso \
+                  -drive if=none,id=u,file=/u.img -device usb-storage,drive=u";
+    let plan = planned(&[("ARGUMENTS", drives)]).unwrap();
+    let names = |setup_disk| {
+        let parts = Parts { setup_disk, ..Parts::default() };
+        let config = config(&plan.input.settings, &plan.sizes, &parts).unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        ["old.img", "x.img", "u.img", "z.iso"].map(|name| text.contains(name))
+    };
+    let empty = setup_disk::lay_out(Vec::new()).and_then(|layout| SetupDisk::write(&layout));
+    assert_eq!(names(None), [true; 4]);
+    assert_eq!(names(Some(empty.unwrap())), [false, false, false, true]);
 }
 
 #[test]
