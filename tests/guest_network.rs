@@ -65,7 +65,7 @@ const MIB: usize = 1 << 20;
 
 /// Bytes of the large transfers. A gibibyte takes minutes on an emulated processor.
 fn large() -> usize {
-    if lab::everything() { 108 * MIB } else { 8 * MIB }
+    if lab::everything() { 108 * MIB } else { 3 * MIB }
 }
 
 /// A tap of the host with four queues, served by our process.
@@ -364,7 +364,7 @@ impl Lan {
                 self.run(&switch(word))?;
                 self.offloads_are(&card, on, &names)?;
                 features_are(&tool(&host)?, on, &["tcp-segmentation-offload"])?;
-                self.carry(&format!("{name}, offloads switched {word}"), route, 2 * MIB)?;
+                self.carry(&format!("{name}, offloads switched {word}"), route, MIB / 2)?;
             }
         }
         Ok(())
@@ -529,7 +529,7 @@ impl Lan {
             self.run(&format!("echo {device} > {folder}/bind; ip link set eth{number} up"))?;
             self.run(&format!("ip addr add {}/24 dev eth{number}", card.route.seen))?;
             self.is_served_by_vhost(card, 4)?;
-            self.carry(&format!("{}, after a driver restart", card.name), &card.route, MIB)?;
+            self.carry(&format!("{}, after a driver restart", card.name), &card.route, MIB / 4)?;
         }
         Ok(())
     }

@@ -44,9 +44,10 @@ fn main() -> ExitCode {
             }
         }
     }
-    tests.push(Test::new("a_hidden_enlightenment_is_not_used", hides_single_enlightenments));
+    // Unit tests of `cpuid` find both hidden.
+    let hidden = Test::new("a_hidden_enlightenment_is_not_used", hides_single_enlightenments);
+    tests.push(hidden.thorough());
     let hidden = Test::new("a_hidden_hypervisor_is_not_seen", hides_the_hypervisor);
-    // Unit tests of `cpuid` find it hidden.
     tests.push(hidden.thorough());
     for provider in [Provider::Kvm, Provider::Own] {
         let name = format!("a_panic_is_reported_by_{}", provider.name());

@@ -56,7 +56,8 @@ fn main() -> ExitCode {
     };
     let mut tests = Vec::new();
     let says = "pauses_and_ends_on_sigterm";
-    tests.push(test("12", says, pauses_and_ends_on_sigterm));
+    tests.push(test(NEWEST, says, pauses_and_ends_on_sigterm));
+    tests.push(test("12", says, pauses_and_ends_on_sigterm).thorough());
     tests.push(test("13", says, pauses_and_ends_on_sigterm).thorough());
     let says = "reacts_to_the_power_button";
     // A pod of the suite `cluster` presses the button of its Linux.
@@ -75,8 +76,9 @@ fn main() -> ExitCode {
         true => cell.test(),
         false => cell.test().thorough(),
     }));
-    tests.push(test("13", "detects_a_new_generation_id", cloned_directly).thorough());
-    tests.push(test("13", "detects_a_new_generation_id_after_firmware", cloned_after_firmware));
+    tests.push(test("13", "detects_a_new_generation_id", cloned_directly));
+    let after = "detects_a_new_generation_id_after_firmware";
+    tests.push(test("13", after, cloned_after_firmware).thorough());
     let doctor = doctor::boots_linux_with_every_device;
     // The suites `image` and `vmm_command_line` run doctor with the probe.
     tests.push(Test::new("doctor_boots_linux_with_every_device", doctor).thorough());
@@ -90,7 +92,6 @@ fn main() -> ExitCode {
     tests.push(test("13", after, logs_no_new_errors_after_firmware));
     tests.push(test("12", says, logs_no_new_errors).thorough());
     tests.push(test("12", after, logs_no_new_errors_after_firmware).thorough());
-    tests.push(test(NEWEST, "pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm).thorough());
     tests.push(test(NEWEST, "reacts_to_the_power_button", reacts_to_the_power_button).thorough());
     tests.push(test(NEWEST, "reboots_in_the_same_process", reboots_in_the_same_process).thorough());
     tests.push(test(NEWEST, "keeps_files_on_nvme", keeps_files_on_nvme).thorough());

@@ -53,7 +53,8 @@ fn main() -> ExitCode {
         }),
         test("a_revoked_program_starts_without_the_dbx", || {
             tries("test-no-dbx", &["unsigned", "unknown"], "revoked", STARTED)
-        }),
+        })
+        .thorough(),
         test("a_program_of_a_revoked_signer_starts_without_the_dbx", || {
             tries("test-no-dbx", &[], "stolen", STARTED)
         })
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
         }),
         test("the_keys_of_2011_start_debians_shim", || tries("first", &[], "shim", SHIM_STARTED))
             .thorough(),
-        test("the_keys_of_2023_start_debians_shim", || tries("second", &[], "shim", SHIM_STARTED)),
+        test("the_keys_of_2023_start_debians_shim", || tries("second", &[], "shim", SHIM_STARTED))
+            .thorough(),
         test("the_keys_for_windows_alone_refuse_debians_shim", || {
             tries("windows", &["shim"], "", "No bootable option or device was found")
         }),

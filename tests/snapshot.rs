@@ -37,7 +37,7 @@ const MOVED: i32 = 79;
 /// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
 const SNAPSHOTS: [u32; 2] = [4, 200];
 /// Clones that run at the same time, and with `TRANSOM_TESTS=all`; and the time that they may take.
-const CLONES: [usize; 2] = [10, 50];
+const CLONES: [usize; 2] = [5, 50];
 const TOGETHER: Duration = Duration::from_secs(60);
 /// The longest time between two, in milliseconds.
 const LONGEST: u64 = 1500;
@@ -181,7 +181,7 @@ for disk in vda nvme0n1 sda; do
 done
 mkdir -p /memory
 mount -t tmpfs none /memory
-head -c 50331648 /dev/urandom > /memory/data
+head -c 12582912 /dev/urandom > /memory/data
 sum=$(md5sum < /memory/data)
 touch /wrong
 (

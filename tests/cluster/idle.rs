@@ -11,14 +11,14 @@ use super::pod::{BOOT, Pod, Profile};
 use super::town::Town;
 use super::{BY_BUTTON, TAP, has_desktop, stops};
 
-pub(crate) const IDLE: &str = "IDLE=20s";
+pub(crate) const IDLE: &str = "IDLE=10s";
 /// An idle pod sleeps within this time. Its guest may have work left after its start.
 const WITHIN: Duration = Duration::from_secs(400);
 /// The first connection of a client takes at most this long.
 const SOON: Duration = Duration::from_secs(2);
 /// The most memory that a machine has asleep, in KiB, and what guests have used before, in bytes.
 const MOST_KIB: u64 = 100 << 10;
-pub(crate) const USED: u64 = 40_000_000;
+pub(crate) const USED: u64 = 20_000_000;
 const USED_BY_MUCH: u64 = 2 << 30;
 
 const BEHIND_TAP: Profile =

@@ -183,7 +183,7 @@ impl Lan {
                 let said = self.run(&format!("/tools/ethtool -k eth{card}"))?;
                 let names = ["tx-checksumming", "rx-checksumming", "tcp-segmentation-offload"];
                 features_are(&said, on, &names)?;
-                self.carry(&format!("eth{card}, offloads switched {word}"), &route, 2 * MIB)?;
+                self.carry(&format!("eth{card}, offloads switched {word}"), &route, MIB / 2)?;
             }
         }
         Ok(())
@@ -198,14 +198,14 @@ impl Lan {
             self.run(&format!("ip link set eth1 mtu {mtu}"))?;
             self.carrier(1, "1")?;
             self.run(&ping(mtu - 28, SOFT))?;
-            self.carry(&format!("an MTU of {mtu}"), &SOFT, 2 * MIB)?;
+            self.carry(&format!("an MTU of {mtu}"), &SOFT, MIB / 2)?;
         }
         self.run("ip link add link eth0 name tagged type vlan id 5; ip link set tagged up")?;
         self.run(&format!("ip addr add {}/24 dev tagged", VLAN.seen))?;
         self.run(&ping(1472, VLAN))?;
-        self.carry("a VLAN", &VLAN, 2 * MIB)?;
+        self.carry("a VLAN", &VLAN, MIB / 2)?;
         self.run("/tools/ethtool -K eth0 rxvlan off txvlan off")?;
-        self.carry("a VLAN without offloads", &VLAN, 2 * MIB)?;
+        self.carry("a VLAN without offloads", &VLAN, MIB / 2)?;
         self.run("/tools/ethtool -K eth0 rxvlan on txvlan on; ip link del tagged").map(drop)
     }
 
@@ -225,7 +225,9 @@ impl Lan {
 
     /// Restarts the driver while frames are in flight, with other interrupts.
     fn uses_each_interrupt(&mut self) -> anyhow::Result<()> {
-        for (parameter, names) in MODES {
+        // The driver begins with the first one.
+        let modes = if lab::everything() { &MODES[..] } else { &MODES[1..] };
+        for (parameter, names) in modes {
             let ping = format!("/tools/ping -f -q -s 1400 {}", INTEL.host);
             self.run(&format!("{ping} > /dev/null 2>&1 & echo $! > /flood; sleep 0.5"))?;
             self.run("rmmod e1000e; kill $(cat /flood)")?;
@@ -240,7 +242,7 @@ impl Lan {
                     _ => lines.count() == 3,
                 };
                 ensure!(found, "eth{card} has no {name}: {interrupts}");
-                self.carry(&format!("eth{card} with {name}"), &route, MIB)?;
+                self.carry(&format!("eth{card} with {name}"), &route, MIB / 4)?;
             }
         }
         Ok(())

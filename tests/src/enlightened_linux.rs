@@ -132,7 +132,8 @@ pub fn uses_the_interface(provider: Provider, release: &str, cpus: usize) -> any
     let linux = linux(guest(provider, cpus), release)?;
     let mut booted = linux.program(&lab::hyperv_load()?)?.boot(BOOT)?;
     works_under_load(&mut booted, provider, cpus)?;
-    let resets = if lab::everything() { 2 } else { 1 };
+    // By default the suite `intel` restarts such a guest, and `hyperv` checks all after resets.
+    let resets = if lab::everything() { 2 } else { 0 };
     for reset in 1..=resets {
         booted.running.send("reboot -f")?;
         booted.ready(BOOT)?;
