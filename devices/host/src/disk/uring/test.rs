@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::ptr;
 
+use rustix::fs::{Advice, fadvise};
+
 use super::super::driver::{ANSWER_TIMEOUT, Driver, piece};
 use super::super::rehearsal::sparse;
 use super::super::rings::Rings;
@@ -65,6 +67,28 @@ fn serves_pending_requests_when_all_earlier_ones_fall_back() {
     tags.sort_unstable();
     tags.dedup();
     assert_eq!(tags.len(), count);
+}
+
+/// The kernel fails reads that wait for the page cache when their thread ends.
+#[test]
+fn reads_whose_thread_has_ended_are_complete() {
+    let Some((folder, image)) = disk(Direct::Off) else { return };
+    let file = File::open(folder.path().join("disk")).unwrap();
+    file.sync_all().unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    let mut driver = Driver::new(&image);
+    let count = usize::from(DEPTH);
+    let begin = move || {
+        for number in 0..count as u64 {
+            let offset = number << 14;
+            driver.push(Operation::Read, offset, 4096, &[piece(offset, 4096)]);
+        }
+        driver.channel.submit();
+        driver
+    };
+    let mut driver = std::thread::spawn(begin).join().unwrap();
+    let failed = driver.wait(count).iter().filter(|it| it.result.is_err()).count();
+    assert_eq!(failed, 0, "of {count}");
 }
 
 #[test]
