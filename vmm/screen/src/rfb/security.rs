@@ -4,7 +4,8 @@
 //! attacker who can read the connection can find the password offline, so this method is only for
 //! loopback, Unix sockets and TLS. Each wrong password makes the next attempt from that network
 //! slower, however many connections the attacker opens. Attempts from many addresses share one
-//! budget. It does not apply to addresses that logged in before, nor to this host: a distributed
+//! budget, and an IPv6 network of 48 bits cannot use it up: one customer may have so much. The
+//! budget does not apply to addresses that logged in before, nor to this host: a distributed
 //! attack never locks those out. All loopback addresses are one network, so guesses
 //! there slow down in the same way, and affect that network alone.
 
@@ -35,6 +36,17 @@ impl PeerNetwork {
             address if address.is_loopback() => Self::Loopback,
             IpAddr::V4(address) => Self::Remote(u128::from(address.to_bits())),
             IpAddr::V6(address) => Self::Remote(address.to_bits() >> 64 << 64),
+        }
+    }
+
+    /// The IPv6 network of 48 bits, which one customer of a provider may have. Its lowest bit is
+    /// set, unlike that of a network of 64 bits.
+    fn site(self) -> Option<Self> {
+        match self {
+            Self::Remote(bits) if bits > u128::from(u32::MAX) => {
+                Some(Self::Remote(bits >> 80 << 80 | 1))
+            }
+            _ => None,
         }
     }
 
@@ -70,6 +82,8 @@ const REFILL: Duration = Duration::from_secs(10);
 /// Delay after the second failure. Each further failure doubles it.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(60);
+/// This many failures of a site delay it like one failure of a network: a site may have many users.
+const SITE_SHARE: u32 = 8;
 /// Failures are forgotten after this long without an attempt.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
@@ -148,15 +162,28 @@ impl Records {
     }
 
     fn locked_for(&mut self, network: PeerNetwork, now: Instant) -> Option<Duration> {
-        let own = self.failures.get(&network).map(|it| it.left(now)).filter(|left| !left.is_zero());
-        let all = if self.trusts(network) { None } else { self.budget.wait(now) };
-        own.max(all)
+        let left = |it: Failures| Some(it.left(now)).filter(|left| !left.is_zero());
+        let own = self.failures.get(&network).and_then(|it| left(*it));
+        if self.trusts(network) {
+            return own;
+        }
+        let site = network.site().and_then(|site| self.failures.get(&site));
+        let site =
+            site.and_then(|it| left(Failures { count: it.count / SITE_SHARE, last: it.last }));
+        own.max(site).max(self.budget.wait(now))
     }
 
     fn failed(&mut self, network: PeerNetwork, now: Instant) -> u32 {
         if !self.trusts(network) {
             self.budget.left = self.budget.left.saturating_sub(1);
+            if let Some(site) = network.site() {
+                self.count(site, now);
+            }
         }
+        self.count(network, now)
+    }
+
+    fn count(&mut self, network: PeerNetwork, now: Instant) -> u32 {
         self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
         if self.failures.len() >= MAX_NETWORKS && !self.failures.contains_key(&network) {
             // Forget the network with the shortest remaining delay.
@@ -388,7 +415,7 @@ mod test {
         let mut next = 1_u128 << 96;
         let mut guess = |records: &mut Records, count: u32, now| {
             let checked = |_: &u32| -> bool {
-                next += 1 << 64;
+                next += 1 << 80;
                 let network = PeerNetwork::Remote(next);
                 let open = records.locked_for(network, now).is_none();
                 open.then(|| records.failed(network, now)).is_some()
@@ -421,6 +448,26 @@ mod test {
             records.failed(friend, at(86_410));
         }
         assert!(records.locked_for(friend, at(86_410)).is_some());
+    }
+
+    #[test]
+    fn one_site_with_many_networks_does_not_lock_others_out() {
+        let (mut records, start) = (Records::default(), Instant::now());
+        let stranger = PeerNetwork::of("2001:db8:1::1".parse().unwrap());
+        let site = 0x2001_0db8_0002_u128 << 80;
+        let mut locked = 0;
+        for second in 0..3600_u32 {
+            let now = start + Duration::from_secs(second.into());
+            // Each guess from another network of the site.
+            let network = PeerNetwork::Remote(site | u128::from(second % 65_536) << 64);
+            if records.locked_for(network, now).is_none() {
+                records.failed(network, now);
+            }
+            locked += u32::from(records.locked_for(stranger, now).is_some());
+        }
+        assert_eq!(locked, 0, "seconds");
+        let neighbor = PeerNetwork::Remote(site | 0xffff << 64);
+        assert!(records.locked_for(neighbor, start + Duration::from_secs(3600)).is_some());
     }
 
     #[test]
