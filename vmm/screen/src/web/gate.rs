@@ -80,12 +80,16 @@ pub(super) struct Client {
     /// The host that the request addresses: one name or address, with an optional port. `None` if
     /// the header is invalid or repeated: another reader might pick the other value.
     host: Option<String>,
-    /// The `Host` header. `host` is what a trusted proxy says instead.
+    /// The `Host` header, if a trusted proxy says another one.
     own_host: Option<String>,
+    /// The network, unless proxies that are not trusted may be between.
+    own_network: Option<PeerNetwork>,
     /// Whether the client uses TLS, which is unknown behind some proxies.
     pub(super) secure: Option<bool>,
     /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
     certified: bool,
+    /// The same, without the word of a proxy.
+    sent_by_tls: bool,
 }
 
 impl Client {
@@ -175,16 +179,26 @@ impl Gate {
         // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
         // and scripts cannot set it. An `Origin` tells how the page was loaded, not how this
         // request is sent.
-        let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
+        let sent_by_tls = connection.tls || headers.contains_key(SEC_FETCH_SITE);
+        let network = address.map_or(PeerNetwork::Local, PeerNetwork::of);
+        let hops = headers.get_all("x-forwarded-for").iter();
+        let hops = hops.map(|it| it.as_bytes().split(|it| *it == b',').count()).sum::<usize>();
         let client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
-            network: address.map_or(PeerNetwork::Local, PeerNetwork::of),
-            host: plain(host),
-            own_host: plain(own),
+            network,
+            host: plain(host.clone()),
+            own_host: plain(own.filter(|own| host.as_ref() != Some(own))),
+            own_network: Some(network).filter(|_| hops == 0 || proxy && hops == 1),
             secure,
-            certified,
+            certified: sent_by_tls || secure == Some(true),
+            sent_by_tls,
         };
-        Client { certified: client.certified || self.is_proven(&client, headers), ..client }
+        let proven = self.is_proven(&client, headers);
+        Client {
+            certified: client.certified || proven,
+            sent_by_tls: client.sent_by_tls || proven,
+            ..client
+        }
     }
 
     /// The cookie that proves to the WebSocket that its page came by TLS. It is set only where this
@@ -258,21 +272,24 @@ impl Gate {
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
     pub(super) fn check_host(&self, client: &Client) -> Result<(), Refusal> {
-        // A page could send any `X-Forwarded-Host`, which some proxies pass on. They may call this
-        // host by a name of their network.
-        self.check_name(client, client.own_host.as_deref(), true)?;
-        self.check_name(client, client.host.as_deref(), self.rules.open)
+        let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
+        self.check_name(host, self.rules.open, client.certified)?;
+        match &client.own_host {
+            // A page could send any `X-Forwarded-` header, which some proxies pass on. A proxy may
+            // call this host by a name of its own network.
+            Some(own) => self.check_name(own, true, client.sent_by_tls),
+            None => Ok(()),
+        }
     }
 
-    /// `open`: names that only neighbors can own are accepted, too.
-    fn check_name(&self, client: &Client, host: Option<&str>, open: bool) -> Result<(), Refusal> {
-        let host = host.ok_or(Refusal::InvalidHost)?;
+    /// `open`: names of the local network are accepted, too, and with `certified` all names.
+    fn check_name(&self, host: &str, open: bool, certified: bool) -> Result<(), Refusal> {
         let name = name_of(host);
         if self.needs_password() || self.rules.any_host || self.is_known(name) {
             return Ok(());
         }
         let near = PRIVATE_SUFFIXES.iter().any(|end| name.trim_end_matches('.').ends_with(end));
-        let own = client.certified || !name.contains('.') || near;
+        let own = certified || !name.contains('.') || near;
         if open && own {
             return Ok(());
         }
@@ -327,7 +344,7 @@ impl Gate {
         limiter: &LoginLimiter,
     ) -> Result<String, Refusal> {
         let access = self.check_password(client.network, user, password, limiter)?;
-        let cookie = self.sessions.start(access, client.network).map_err(|error| {
+        let cookie = self.sessions.start(access, client.own_network).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,9 @@ const MAX_IDLE: Duration = Duration::from_secs(12 * 60 * 60);
 
 pub(super) struct Session {
     pub(super) access: Access,
-    network: PeerNetwork,
+    /// Where it is valid. `None`: unknown proxies hide where its client is.
+    network: Option<PeerNetwork>,
+    warned: AtomicBool,
     /// Closed when the session ends. This ends all connections of the session, now and later.
     ended: Semaphore,
 }
@@ -50,7 +53,12 @@ pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 impl Sessions {
     /// Starts a session. If the maximum is reached, it replaces the one that was unused for
     /// longest.
-    pub(super) fn start(&self, access: Access, network: PeerNetwork) -> anyhow::Result<String> {
+    /// `network`: where the session is valid; everywhere if it is not known.
+    pub(super) fn start(
+        &self,
+        access: Access,
+        network: Option<PeerNetwork>,
+    ) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
         // One with connections stays known, so that logging out ends them.
@@ -61,16 +69,24 @@ impl Sessions {
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
             oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.ended.close());
         }
-        let session = Session { access, network, ended: Semaphore::new(0) };
+        let (warned, ended) = (AtomicBool::new(false), Semaphore::new(0));
+        let session = Session { access, network, warned, ended };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
 
     pub(super) fn find(&self, cookie: &str, network: PeerNetwork) -> Option<Arc<Session>> {
         let mut all = self.0.lock().expect("no session panicked");
-        let (session, used) = all
-            .get_mut(cookie)
-            .filter(|(session, used)| used.elapsed() < MAX_IDLE && session.network == network)?;
+        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < MAX_IDLE)?;
+        if let Some(own) = session.network.filter(|own| *own != network) {
+            if !session.warned.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "web: a session of {own} is used at {network}, which needs a login of its \
+                     own: if these are proxies, name them all as trusted"
+                );
+            }
+            return None;
+        }
         *used = Instant::now();
         Some(session.clone())
     }
@@ -91,15 +107,18 @@ mod test {
         let [here, elsewhere] =
             ["10.0.0.1", "10.0.0.2"].map(|it| PeerNetwork::of(it.parse().unwrap()));
         let find = |cookie: &str| sessions.find(cookie, here);
-        let first = sessions.start(Access::Full, here).unwrap();
+        let first = sessions.start(Access::Full, Some(here)).unwrap();
         assert_eq!(first.len(), 64);
-        let second = sessions.start(Access::View, here).unwrap();
+        let second = sessions.start(Access::View, Some(here)).unwrap();
         assert!(sessions.find(&second, elsewhere).is_none(), "a stolen cookie");
+        let third = sessions.start(Access::View, None).unwrap();
+        assert!(sessions.find(&third, elsewhere).is_some(), "behind unknown proxies");
+        sessions.end(&third);
         assert_eq!(find(&second).unwrap().access, Access::View);
         assert!(find(&first).is_some(), "it is now the one used last");
         let mut last = String::new();
         for _ in 0..MAX_SESSIONS - 1 {
-            last = sessions.start(Access::Full, here).unwrap();
+            last = sessions.start(Access::Full, Some(here)).unwrap();
         }
         assert_eq!(sessions.0.lock().unwrap().len(), MAX_SESSIONS);
         assert!(find(&second).is_none());
