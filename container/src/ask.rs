@@ -204,6 +204,10 @@ fn usb_table(listed: &Value) -> String {
         writeln!(text, "{:<12} {}  {reason}", "-", word(&entry["device"]))
             .expect("a string takes all");
     }
+    for device in rows("waiting") {
+        let reason = "waits until Windows first starts from its own disk";
+        writeln!(text, "{:<12} {}  {reason}", "-", word(&device)).expect("a string takes all");
+    }
     text
 }
 
@@ -347,12 +351,13 @@ mod test {
         let absent = serde_json::json!({ "device": "hostbus=2,hostport=1", "name": null,
             "at": null, "error": null });
         let listed = serde_json::json!({ "host": [device(7, "1.4"), device(8, "2")],
-            "configured": [attached, absent] });
+            "configured": [attached, absent], "waiting": ["vendorid=0x1234"] });
         assert_eq!(
             usb_table(&listed),
             "usb-host     vendorid=0x0403,productid=0x6001  hostbus=1,hostport=1.4  FTDI Serial\n\
              -            vendorid=0x0403,productid=0x6001  hostbus=1,hostport=2  FTDI Serial\n\
-             -            hostbus=2,hostport=1  not plugged in\n"
+             -            hostbus=2,hostport=1  not plugged in\n\
+             -            vendorid=0x1234  waits until Windows first starts from its own disk\n"
         );
     }
 

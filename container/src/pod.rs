@@ -198,7 +198,7 @@ async fn run_to_end(
     let settings = &plan.input.settings;
     jail::build(&[&own[..], &Monitors::folders(settings)].concat());
     let devices = settings.machine.arguments.as_ref().map(|it| &it.usb[..]).unwrap_or_default();
-    usb::start(runtime_folder.control(), devices, plan.unattended.is_some())?;
+    usb::start(runtime_folder.control(), devices)?;
     let monitors = Monitors::new(runtime_folder.control(), plan.name(), &own);
     let guard = Guard::of(&plan, volume.as_ref(), &runtime_folder)?;
     let guest = Arc::<OnceLock<GuestAddress>>::default();
@@ -444,6 +444,9 @@ impl Pod {
         snapshots::check_since(&shelf, parts.identity.generation)?;
         jail::close(self.rights(), &child.ids())?;
         child.configure(&config).await?;
+        if !child.has_setup_disk() {
+            usb::attach_configured().await;
+        }
         // Keep the lock until the process exists: from then on `watch` handles signals.
         drop(network);
         Ok((child, events))

@@ -136,15 +136,21 @@ impl Pod {
         Ok(())
     }
 
-    /// Names the drives of `ARGUMENTS` that an installation must not see.
+    /// Names the drives and devices of `ARGUMENTS` that an installation must not see.
     fn warn_of_waiting(&self, parts: &Parts) {
-        let arguments = self.plan.input.settings.machine.arguments.iter();
-        for drive in arguments.flat_map(|it| &it.drives).filter(|it| machine::waits(it, parts)) {
+        let Some(arguments) = &self.plan.input.settings.machine.arguments else { return };
+        for drive in arguments.drives.iter().filter(|it| machine::waits(it, parts)) {
             self.story.warn(&format!(
-                "ARGUMENTS: {} is not attached while Windows is installed, which erases a disk by \
-                 its number: start the container again afterwards",
+                "ARGUMENTS: {} is not attached while Windows is installed, because Setup erases a \
+                 disk by its number: start the container again afterwards",
                 drive.path.display()
             ));
+        }
+        if !arguments.usb.is_empty() {
+            self.story.info(
+                "ARGUMENTS: USB devices of the host are attached when Windows first starts from \
+                 its own disk",
+            );
         }
     }
 

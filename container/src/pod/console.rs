@@ -65,7 +65,7 @@ impl Console {
     }
 }
 
-/// Letters of a boot entry's name.
+/// Maximum characters of a boot entry's name.
 const MAX_NAME: usize = 64;
 
 /// Reads a line of EDK2's boot device selection.

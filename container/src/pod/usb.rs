@@ -28,28 +28,24 @@ type Answer = anyhow::Result<Value>;
 
 #[derive(Debug)]
 pub enum Request {
-    /// The devices of the host, and those that are configured.
+    /// The devices of the host, those that are configured, and those that wait.
     List,
     /// A device in the words of `usb-host`: `vendorid=0x0403,productid=0x6001`.
     Attach(String),
     /// The words, or the machine's name of the device.
     Detach(String),
-    /// Attach those that an installation was not to see.
-    HasInstalled,
+    /// Attach the configured devices that wait.
+    AttachConfigured,
 }
 
-/// Starts the thread. `devices` are attached once the machine runs, or, if it `installs`, once
-/// [`has_installed`] is called: an installation erases a disk by its number, and a disk among them
-/// would change the numbers. Must be called while the pod has its rights.
-pub fn start(control: PathBuf, devices: &[String], installs: bool) -> anyhow::Result<()> {
-    let mut host = HostUsb::new(control.clone());
+/// Starts the thread. `devices` are those that [`attach_configured`] attaches. Must be called while
+/// the pod has its rights.
+pub fn start(control: PathBuf, devices: &[String]) -> anyhow::Result<()> {
+    let mut checked = HostUsb::new(control.clone());
     for device in devices {
-        host.add(device).with_context(|| format!("ARGUMENTS: usb-host,{device}"))?;
+        checked.add(device).with_context(|| format!("ARGUMENTS: usb-host,{device}"))?;
     }
-    let held = if installs { devices.to_vec() } else { Vec::new() };
-    if installs {
-        host = HostUsb::new(control.clone());
-    }
+    let (host, held) = (HostUsb::new(control.clone()), devices.to_vec());
     if !devices.is_empty() && !Path::new(NODES).is_dir() {
         tracing::warn!("{}", no_folder());
     }
@@ -72,9 +68,10 @@ pub async fn ask(request: Request) -> Answer {
     answer.await.context("the pod ends")?
 }
 
-/// Windows starts from its own disk. May be called again.
-pub async fn has_installed() {
-    if let Err(error) = ask(Request::HasInstalled).await {
+/// Attaches the configured devices, if that has not been done. Must not be called while Windows
+/// Setup runs by itself: it erases a disk by its number, and a USB disk would change the numbers.
+pub async fn attach_configured() {
+    if let Err(error) = ask(Request::AttachConfigured).await {
         tracing::warn!("USB devices of the host: {error:#}");
     }
 }
@@ -113,14 +110,17 @@ fn serve(
 
 fn answer(host: &mut HostUsb, held: &mut Vec<String>, request: Request) -> Answer {
     match request {
-        Request::HasInstalled => {
-            // A user may have attached one meanwhile.
-            held.drain(..).for_each(|device| drop(host.add(&device)));
+        Request::AttachConfigured => {
+            for device in held.drain(..) {
+                if let Err(error) = host.add(&device) {
+                    tracing::warn!("{device}: {error:#}");
+                }
+            }
             Ok(json!({}))
         }
         Request::List => {
             let found = usb::list()?.into_iter().filter(|it| !it.is_hub()).collect::<Vec<_>>();
-            Ok(json!({ "host": found, "configured": host.entries() }))
+            Ok(json!({ "host": found, "configured": host.entries(), "waiting": held }))
         }
         Request::Attach(device) => {
             if !Path::new(NODES).is_dir() {
@@ -135,7 +135,13 @@ fn answer(host: &mut HostUsb, held: &mut Vec<String>, request: Request) -> Answe
             }
             Ok(json!({ "name": entry.name, "device": entry.device }))
         }
-        Request::Detach(device) => host.remove(&device).map(|()| json!({})),
+        Request::Detach(device) => {
+            match held.iter().position(|it| *it == device) {
+                Some(at) => drop(held.remove(at)),
+                None => host.remove(&device)?,
+            }
+            Ok(json!({}))
+        }
     }
 }
 
@@ -149,4 +155,25 @@ fn no_folder() -> String {
         "this container has no {NODES}: mount the host's folder there and allow its devices, as \
          in docs/usb.md"
     )
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn configured_devices_wait_until_they_may_be_attached() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut host = HostUsb::new(folder.path().join("vmm.sock"));
+        let [one, two] = ["vendorid=0x0403,productid=0x6001", "hostbus=1,hostport=1.4"];
+        let mut held = vec![one.to_owned(), two.to_owned()];
+        answer(&mut host, &mut held, Request::Detach(two.to_owned())).unwrap();
+        assert_eq!((&held[..], host.entries().len()), (&[one.to_owned()][..], 0));
+        for _ in 0..2 {
+            answer(&mut host, &mut held, Request::AttachConfigured).unwrap();
+            assert_eq!((held.len(), host.entries().len()), (0, 1));
+        }
+        answer(&mut host, &mut held, Request::Detach(one.to_owned())).unwrap();
+        answer(&mut host, &mut held, Request::Detach(two.to_owned())).unwrap_err();
+    }
 }

@@ -297,7 +297,12 @@ impl Volume {
         }
         self.check_space(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
-            Ok(told) if disk.format == Format::Raw => grow(&disk.path, told.len(), size, story),
+            Ok(told) if disk.format == Format::Raw => {
+                let grows = size > told.len();
+                let locked = grows.then(|| beginning::locked(&disk.path)).transpose();
+                let grown = locked.map_err(fail)?.map_or(Ok(()), |file| grow(&file, size));
+                grown.inspect(|()| report_size(told.len(), size, story))
+            }
             Ok(_) => enlarge_qcow2(disk, size, settings, story),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Err(_) => {
@@ -406,18 +411,13 @@ fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     Failure::new(Status::Storage, format!("{what}: {error}: {out}"))
 }
 
-/// Enlarges a disk that no machine uses. It is never made smaller: data would be lost.
-fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
-    if size > now {
-        let locked = |error| io::Error::other(format!("{error:#}"));
-        let file = beginning::locked(path).map_err(locked)?;
-        // Another pod may have enlarged it meanwhile.
-        if size > file.metadata()?.len() {
-            file.set_len(size)?;
-            file.sync_all()?;
-        }
+/// Enlarges a disk that is locked. It is never made smaller: data would be lost. Another pod may
+/// have enlarged it before.
+fn grow(file: &File, size: u64) -> io::Result<()> {
+    if size > file.metadata()?.len() {
+        file.set_len(size)?;
+        file.sync_all()?;
     }
-    report_size(now, size, story);
     Ok(())
 }
 

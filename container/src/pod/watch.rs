@@ -358,9 +358,7 @@ impl Pod {
         let disk = on == BootDevice::Disk;
         if disk {
             child.unplug_setup_disk();
-            if self.plan.unattended.is_some() {
-                tokio::spawn(usb::has_installed());
-            }
+            tokio::spawn(usb::attach_configured());
         }
         let settings = &self.plan.input.settings;
         let app = &settings.pod.app.0;
