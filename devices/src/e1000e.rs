@@ -252,11 +252,11 @@ impl Device for E1000e {
 
     fn park(&mut self) -> Saved {
         self.stop();
-        let saved = Saved::of(&SavedState {
-            card: lock(&self.card).save(),
-            port_address: self.port_address,
-            queues: self.engine.as_ref().map(Engine::queues).unwrap_or_default(),
-        });
+        let card = lock(&self.card);
+        let queues = self.engine.as_ref().map(|it| it.queues(card.resets)).unwrap_or_default();
+        let state = SavedState { card: card.save(), port_address: self.port_address, queues };
+        drop(card);
+        let saved = Saved::of(&state);
         self.parked = Some(saved.clone());
         saved
     }

@@ -106,8 +106,9 @@ impl Engine {
         })
     }
 
-    pub(super) fn queues(&self) -> Queues {
-        self.transmit.queues
+    /// The queues of a card that has had this many resets.
+    pub(super) fn queues(&self, resets: u32) -> Queues {
+        if resets == self.resets { self.transmit.queues } else { Queues::default() }
     }
 
     /// Continues with these queues on a card that was just restored. Frames on their way are lost.

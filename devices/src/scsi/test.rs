@@ -63,6 +63,22 @@ fn the_reported_commands_are_the_supported_ones() {
 }
 
 #[test]
+fn a_disk_that_is_stopped_is_flushed() {
+    let order = |byte: u8, cdrom| plan(&disk(), &[0x1b, 0, 0, 0, byte, 0], cdrom);
+    // STOP, and a power condition (STANDBY); with NO_FLUSH; START; a CD.
+    for (byte, cdrom, flushes) in [
+        (0, false, true),
+        (0x30, false, true),
+        (4, false, false),
+        (1, false, false),
+        (0, true, false),
+    ] {
+        let wanted = if flushes { Plan::Flush } else { Plan::Done };
+        assert_eq!(order(byte, cdrom), Ok(wanted), "{byte:#x}");
+    }
+}
+
+#[test]
 fn commands_are_reported_with_and_without_service_action() {
     assert_eq!(answer(&report(1, 0x28, 0))[1], 3);
     assert_eq!(answer(&report(2, 0x9e, 0x10))[1], 3);

@@ -38,6 +38,7 @@ pub(super) struct Raw {
     /// Set when a flush fails. The kernel then drops the pages that it could not write, and its
     /// next flush would succeed. So all later flushes must fail.
     lost: AtomicBool,
+    /// Held during a flush.
     flushing: Mutex<()>,
     /// The operations on the file, in order, for tests of power losses.
     #[cfg(test)]
@@ -390,7 +391,7 @@ impl Medium for Raw {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // One at a time: the kernel tells only one of them that the page cache has lost data.
+        // Only one of several simultaneous flushes gets the error that data was lost.
         let _flushing = self.flushing.lock().expect("a panic ends the process");
         if self.has_failed_flush() {
             return Err(io::Error::other("an earlier flush failed"));

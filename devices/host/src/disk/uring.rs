@@ -45,8 +45,6 @@ const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and the p
 enum Stage {
     /// The operation itself.
     Main,
-    /// The flush of a durable write.
-    Flush,
     /// The answer is known. A no-op delivers it.
     Answer(Result<(), Fault>),
 }
@@ -169,11 +167,14 @@ impl Ring {
         };
         Ok(match (slot.stage, request.operation) {
             (Stage::Answer(_), _) => opcode::Nop::new().build(),
-            // The kernel tells one of several flushes at a time that the page cache has lost data.
-            (Stage::Flush, _) | (_, Operation::Flush) if self.raw.direct.is_none() => {
+            // `Raw` flushes the page cache once at a time: only one of several simultaneous flushes
+            // gets the error that data was lost.
+            (_, Operation::Flush | Operation::Write { durable: true })
+                if self.raw.direct.is_none() =>
+            {
                 return Err(NoEntry::Fallback);
             }
-            (Stage::Flush, _) | (_, Operation::Flush) => sync(),
+            (_, Operation::Flush) => sync(),
             (_, Operation::Read | Operation::Write { .. }) => return self.transfer(slot),
             (_, Operation::Discard) if self.raw.device => return Err(NoEntry::Fallback),
             (_, Operation::Discard) => hole(true),
@@ -193,8 +194,7 @@ impl Ring {
         let base = first.iov_base.cast::<u8>();
         Ok(match (slot.request.operation, alone) {
             (Operation::Write { durable }, alone) => {
-                let at_once = durable && self.raw.direct.is_some();
-                let flags = if at_once { libc::RWF_DSYNC } else { 0 };
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
                 match alone {
                     Some(length) => {
                         opcode::Write::new(fd, base, length).offset(offset).rw_flags(flags).build()
@@ -298,7 +298,7 @@ impl Ring {
             return Ok(answer);
         }
         let operation = slot.request.operation;
-        let flushes = slot.stage == Stage::Flush || operation == Operation::Flush;
+        let flushes = operation == Operation::Flush;
         let moves = matches!(operation, Operation::Read | Operation::Write { .. });
         let Ok(length) = u64::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
@@ -306,7 +306,7 @@ impl Ring {
                 Errno::INTR | Errno::AGAIN | Errno::CANCELED => Err(Next::Retry),
                 // The range is in RAM. The kernel tries a read of the page cache again in the
                 // thread that began it, and that thread has ended meanwhile.
-                Errno::FAULT if moves && !flushes => Err(Next::Fallback),
+                Errno::FAULT if moves => Err(Next::Fallback),
                 _ if flushes => {
                     Ok(Err(self.report.fault(&slot.request, &self.raw.flush_failed(error))))
                 }
@@ -323,10 +323,6 @@ impl Ring {
         slot.done += length;
         let block = u64::from(self.raw.geometry().logical_block);
         if slot.done >= slot.request.length {
-            if operation == (Operation::Write { durable: true }) && self.raw.direct.is_none() {
-                slot.stage = Stage::Flush;
-                return Err(Next::Retry);
-            }
             return Ok(Ok(()));
         }
         // The file ended within a block, or nothing was transferred. The fallback handles both.

@@ -121,6 +121,15 @@ fn has_the_configuration_that_the_windows_driver_expects() {
 }
 
 #[test]
+fn a_driver_that_cannot_flush_gets_durable_writes() {
+    for (features, writeback) in [(FLUSH | CONFIG_WCE, 1), (CONFIG_WCE, 0), (FLUSH, 1), (0, 0)] {
+        let bench = bench(1);
+        let driver = driver(&bench, features);
+        assert_eq!(number::<1>(&driver, 32), writeback, "{features:#x}");
+    }
+}
+
+#[test]
 fn written_data_is_read_on_every_queue_with_the_right_length() {
     let bench = bench(3);
     let mut driver = driver(&bench, ALL);
