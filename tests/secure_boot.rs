@@ -53,8 +53,7 @@ fn main() -> ExitCode {
         }),
         test("a_revoked_program_starts_without_the_dbx", || {
             tries("test-no-dbx", &["unsigned", "unknown"], "revoked", STARTED)
-        })
-        .thorough(),
+        }),
         test("a_program_of_a_revoked_signer_starts_without_the_dbx", || {
             tries("test-no-dbx", &[], "stolen", STARTED)
         })

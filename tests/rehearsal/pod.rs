@@ -79,8 +79,7 @@ pub(crate) fn installs(case: &Case) -> anyhow::Result<()> {
     let place = Place::new(case)?;
     let mut pod = place.start(case)?;
     install(case, &place, &mut pod)?;
-    // By default the suites `cluster` and `states` start what was installed.
-    if lab::everything() { start_again(case, &place) } else { Ok(()) }
+    start_again(case, &place)
 }
 
 /// Follows an installation to its end, and ends the pod.

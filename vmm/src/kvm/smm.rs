@@ -78,7 +78,8 @@ impl Smm {
         self.inputs[index].runner.clone()
     }
 
-    /// Whether the processor with this index has an SMI to take. It is asked once for each.
+    /// Takes the SMI that was raised for the processor with this index. Returns whether there was
+    /// one.
     pub(super) fn take_smi(&self, index: usize) -> bool {
         let raised = &self.inputs[index].raised;
         // Each exit of a processor comes here: no locked instruction without need.

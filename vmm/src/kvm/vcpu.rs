@@ -108,6 +108,7 @@ impl Vcpu {
     }
 
     pub fn reset(&self) -> anyhow::Result<()> {
+        // KVM drops it with the old state.
         self.take_smi()?;
         self.power_on.set(&self.fd)
     }
