@@ -74,6 +74,9 @@ impl Pod {
         if let Some(volume) = &self.volume {
             self.store(volume, &mut parts)?;
         }
+        if parts.setup_disk.is_some() {
+            self.warn_of_waiting(&parts);
+        }
         Ok(parts)
     }
 
@@ -117,7 +120,6 @@ impl Pod {
             installation.keep_hardware(volume)?;
             parts.hardware = installation.hardware();
             parts.setup_disk = Some(installation.disk(&password, root, &self.story)?);
-            self.warn_of_waiting(parts);
         }
         parts.media.extend(machine::further_media(root, folder).into_iter().map(Cd::from));
         if settings.disk.disable {
@@ -136,16 +138,19 @@ impl Pod {
         Ok(())
     }
 
-    /// Names the drives and devices of `ARGUMENTS` that an installation must not see.
+    /// Names the disks and devices that an installation must not see.
     fn warn_of_waiting(&self, parts: &Parts) {
-        let Some(arguments) = &self.plan.input.settings.machine.arguments else { return };
-        for drive in arguments.drives.iter().filter(|it| machine::waits(it, parts)) {
+        let arguments = &self.plan.input.settings.machine.arguments;
+        let drives = arguments.iter().flat_map(|it| &it.drives);
+        let drives = drives.filter(|it| machine::waits(it, parts)).map(|it| &it.path);
+        for path in parts.disks.iter().skip(1).map(|it| &it.path).chain(drives) {
             self.story.warn(&format!(
-                "ARGUMENTS: {} is not attached while Windows is installed, because Setup erases a \
-                 disk by its number: start the container again afterwards",
-                drive.path.display()
+                "{} is not attached while Windows is installed, because Setup erases a disk by \
+                 its number: start the container again afterwards",
+                path.display()
             ));
         }
+        let Some(arguments) = arguments else { return };
         if !arguments.usb.is_empty() {
             self.story.info(
                 "ARGUMENTS: USB devices of the host are attached when Windows first starts from \

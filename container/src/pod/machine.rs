@@ -172,7 +172,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
     if let Some(medium) = &parts.rescue {
         order.extend(insert(&mut config, settings.disk.media.value, &medium.clone().into())?);
     }
-    for disk in &parts.disks {
+    for disk in present(parts) {
         let bus = parts.hardware.controller.unwrap_or(settings.disk.controller.value);
         order.extend(attach(&mut config, settings, bus, disk)?);
     }
@@ -503,6 +503,12 @@ fn add_optional_devices(
 /// number, and every disk that Windows can use changes the numbers.
 pub fn waits(drive: &Drive, parts: &Parts) -> bool {
     parts.setup_disk.is_some() && !drive.cdrom
+}
+
+/// The machine's disks without those that wait for the same reason.
+fn present(parts: &Parts) -> &[Disk] {
+    let count = if parts.setup_disk.is_some() { 1 } else { parts.disks.len() };
+    parts.disks.get(..count).unwrap_or_default()
 }
 
 /// Attaches a drive of `ARGUMENTS`. Returns its name.

@@ -123,19 +123,22 @@ fn a_full_machine_has_the_expected_command_line() {
 
 /// Windows Setup erases a disk by its number, which another disk would change.
 #[test]
-fn an_installation_sees_no_disks_of_the_arguments() {
+fn an_installation_sees_only_the_disk_that_it_erases() {
     let drives = "-hda /old.img -drive file=/x.img,if=virtio -cdrom /z.iso \
                   -drive if=none,id=u,file=/u.img -device usb-storage,drive=u";
     let plan = planned(&[("ARGUMENTS", drives)]).unwrap();
     let names = |setup_disk| {
-        let parts = Parts { setup_disk, ..Parts::default() };
+        let [system, further] = ["/system.img", "/further.img"];
+        let disks = [system, further].map(|it| Disk::new(it.into(), Format::Raw)).into();
+        let parts = Parts { setup_disk, disks, ..Parts::default() };
         let config = config(&plan.input.settings, &plan.sizes, &parts).unwrap();
         let text = serde_json::to_string(&config).unwrap();
-        ["old.img", "x.img", "u.img", "z.iso"].map(|name| text.contains(name))
+        let names = ["system.img", "z.iso", "further.img", "old.img", "x.img", "u.img"];
+        names.map(|name| text.contains(name))
     };
     let empty = setup_disk::lay_out(Vec::new()).and_then(|layout| SetupDisk::write(&layout));
-    assert_eq!(names(None), [true; 4]);
-    assert_eq!(names(Some(empty.unwrap())), [false, false, false, true]);
+    assert_eq!(names(None), [true; 6]);
+    assert_eq!(names(Some(empty.unwrap())), [true, true, false, false, false, false]);
 }
 
 #[test]
