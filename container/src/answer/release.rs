@@ -161,7 +161,9 @@ const CLIENTS: &[Edition] = &[
     Edition { words: &["home", "core"], suffix: " Home", keys: &[
         (Windows11, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7"),
         (Windows10, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7")] },
-    Edition { words: &["home-n", "n"], suffix: " Home N", keys: &[] },
+    Edition { words: &["home-n", "n"], suffix: " Home N", keys: &[
+        (Windows11, "4CPRK-NM3K3-X6XXQ-RXX86-WXCHW"),
+        (Windows10, "4CPRK-NM3K3-X6XXQ-RXX86-WXCHW")] },
     Edition { words: &["home-single-language", "single-language", "home-sl"],
         suffix: " Home Single Language", keys: &[
         (Windows11, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT"),
@@ -169,19 +171,30 @@ const CLIENTS: &[Edition] = &[
     Edition { words: &["education", "edu"], suffix: " Education", keys: &[
         (Windows11, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY"),
         (Windows10, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY")] },
-    Edition { words: &["education-n"], suffix: " Education N", keys: &[] },
-    Edition { words: &["pro-education"], suffix: " Pro Education", keys: &[] },
+    Edition { words: &["education-n"], suffix: " Education N", keys: &[
+        (Windows11, "84NGF-MHBT6-FXBX8-QWJK7-DRR8H"),
+        (Windows10, "84NGF-MHBT6-FXBX8-QWJK7-DRR8H")] },
+    Edition { words: &["pro-education"], suffix: " Pro Education", keys: &[
+        (Windows11, "8PTT6-RNW4C-6V7J2-C2D3X-MHBPB"),
+        (Windows10, "8PTT6-RNW4C-6V7J2-C2D3X-MHBPB")] },
     Edition { words: &["enterprise"], suffix: " Enterprise", keys: &[
         (Windows11, "NPPR9-FWDCX-D2C8J-H872K-2YT43"),
         (Windows10, "NPPR9-FWDCX-D2C8J-H872K-2YT43")] },
-    Edition { words: &["enterprise-n"], suffix: " Enterprise N", keys: &[] },
+    Edition { words: &["enterprise-n"], suffix: " Enterprise N", keys: &[
+        (Windows11, "WGGHN-J84D6-QYCPR-T7PJ7-X766F"),
+        (Windows10, "WGGHN-J84D6-QYCPR-T7PJ7-X766F")] },
     Edition { words: &["ltsc", "enterprise-ltsc"], suffix: " Enterprise LTSC", keys: &[
         (Windows11, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D"),
         (Windows10, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D")] },
+    // Before IoT Enterprise, whose words its images have, too.
+    Edition { words: &["iot-ltsc", "iot-enterprise-ltsc"],
+        suffix: " IoT Enterprise LTSC", keys: &[
+        (Windows11, "CGK42-GYN6Y-VD22B-BX98W-J8JXD"),
+        (Windows10, "QPM6N-7J2WJ-P88HH-P3YRH-YY74H")] },
     Edition { words: &["iot", "iot-enterprise", "enterprise-iot"],
         suffix: " IoT Enterprise", keys: &[
-        (Windows11, "CGK42-GYN6Y-VD22B-BX98W-J8JXD"),
-        (Windows10, "CGK42-GYN6Y-VD22B-BX98W-J8JXD")] },
+        (Windows11, "XQQYW-NFFMW-XJPBH-K8732-CKFFD"),
+        (Windows10, "XQQYW-NFFMW-XJPBH-K8732-CKFFD")] },
 ];
 
 #[rustfmt::skip]
@@ -281,7 +294,12 @@ mod test {
         let home = chosen("win10x64", Some("home"));
         assert_eq!((&*home.0, home.1), ("Windows 10 Home", Selection::Key));
         let name = chosen("win11x64", Some("education-n"));
-        assert_eq!(name, ("Windows 11 Education N".into(), Selection::Name, None, true));
+        let key = Some("84NGF-MHBT6-FXBX8-QWJK7-DRR8H");
+        assert_eq!(name, ("Windows 11 Education N".into(), Selection::Key, key, true));
+        let words = ["iot", "iotltsc", "iotenterpriseltsc", "enterpriseiot"].map(str::to_owned);
+        let listed = |words: &[String]| Image::listed(Windows10, (1, "any"), words, false).key;
+        assert_eq!(listed(&words), Some("QPM6N-7J2WJ-P88HH-P3YRH-YY74H"));
+        assert_eq!(listed(&words[..1]), Some("XQQYW-NFFMW-XJPBH-K8732-CKFFD"));
         assert_eq!(chosen("win81x64", Some("home")).0, "Windows 8.1");
         assert_eq!(chosen("win81x64", None).1, Selection::Name);
     }

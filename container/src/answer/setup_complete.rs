@@ -112,6 +112,9 @@ fn logon(answers: &Answers, script: &mut Script) {
     for name in ["unattend.xml", "unattend-original.xml"] {
         script.line(format!("del /f /q \"%SystemRoot%\\Panther\\{name}\" 2>nul"));
     }
+    // Setup's copy of the set-up disk, with the answer file and all of /oem.
+    let copy = "\"%SystemRoot%\\ConfigSetRoot\"";
+    script.line(format!("if exist {copy} rmdir /s /q {copy}"));
     script.number(ADVANCED, "HideFileExt", 0);
     if matches!(answers.release, Release::Windows10 | Release::Windows11) {
         script.number(ADVANCED, "ShowTaskViewButton", 0);
@@ -177,6 +180,7 @@ mod test {
             ">COM1 echo transom-report: setup-complete",
             "\r\n:logon\r\n",
             "Panther\\unattend.xml",
+            "ConfigSetRoot",
             "HideFileExt",
             "RunInstall.cmd",
         ];

@@ -27,8 +27,9 @@ pub(super) fn text(answers: &Answers) -> String {
     find_image(&mut script);
     partition(answers.machine.disk, &mut script);
     apply(answers, &mut script);
-    boot(&mut script);
     copy(answers, &mut script);
+    // Last: from here on, a start of the container boots the disk, whatever it lacks.
+    boot(&mut script);
     script.line(batch_line(Report::Applied));
     script.lines(["wpeutil.exe reboot", "exit /b 0", "", ":failed"]);
     script.line(format!("call \"%SETUP%\\{}\" logs", ERROR_HANDLER.replace('/', "\\")));
@@ -116,7 +117,7 @@ fn copy(answers: &Answers, script: &mut Script) {
     }
     script.line(format!(
         "if exist \"%DRIVERS%\" dism.exe /Image:{WINDOWS}:\\ /Add-Driver /Driver:\"%DRIVERS%\" \
-         /Recurse"
+         /Recurse || goto failed"
     ));
     for (from, to) in [("$$", "\\Windows"), ("$1", "\\")] {
         script.line(format!("set \"FROM=%SETUP%\\$OEM$\\{from}\""));
@@ -158,10 +159,10 @@ mod test {
             "diskpart.exe /s",
             ">%OUT% dism.exe /Apply-Image",
             "/Name:\"Windows 11 Pro\" /ApplyDir:W:\\",
-            "bcdboot.exe W:\\Windows /s S: /f UEFI",
             "unattend.xml",
             "/Add-Driver",
             "robocopy.exe",
+            "bcdboot.exe W:\\Windows /s S: /f UEFI",
             ">COM1 echo transom-report: applied",
             "wpeutil.exe reboot",
             ":failed",
