@@ -19,9 +19,9 @@ use transom_tests::suite::{Suite, Test};
 const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
 /// The number of times that a device is attached and detached, and with `TRANSOM_TESTS=all`.
-const ROUNDS: [usize; 2] = [10, 100];
+const ROUNDS: [usize; 2] = [30, 100];
 /// Seconds of sound, and with `TRANSOM_TESTS=all`.
-const SECONDS: [u32; 2] = [4, 60];
+const SECONDS: [u32; 2] = [6, 60];
 /// The first number in the sound.
 const FIRST_LINE: u32 = 1_000_000;
 /// The sound's samples at the end that QEMU may not have written yet: a tenth of a second.
