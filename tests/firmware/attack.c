@@ -32,6 +32,7 @@ module_param(rounds, int, 0);
 #define SMI_EN 0x630
 
 #define X2APIC_ICR 0x830
+#define X2APIC_TMICT 0x838
 #define INIT 0x4500
 #define GUEST_OS_ID 0x40000000
 #define SIMP 0x40000083
@@ -248,45 +249,61 @@ static const char *inits(void)
 	return "done";
 }
 
-/* The second processor between switching its interrupt controller off and on. */
-static struct {
-	atomic_t is_off;
-	atomic_t may_end;
-	u64 taken;
-} second;
+/* The steps of two processors, each of which waits for the other. */
+enum { COME = 1, MAY_SWITCH_OFF, IS_OFF, MAY_SWITCH_ON, IS_ON };
+static atomic_t step;
 
-static void without_controller(void *unused)
+static void wait_for(int wanted)
+{
+	while (atomic_read(&step) != wanted)
+		cpu_relax();
+}
+
+/* Counts the SMIs that this processor takes while its interrupt controller is off. */
+static void without_controller(void *taken)
 {
 	u64 base, before, after;
 
+	atomic_set(&step, COME);
+	wait_for(MAY_SWITCH_OFF);
 	rdmsrl(MSR_IA32_APICBASE, base);
 	rdmsrl(MSR_SMI_COUNT, before);
 	wrmsrl(MSR_IA32_APICBASE, base & ~(u64)(MSR_IA32_APICBASE_ENABLE | X2APIC_ENABLE));
-	atomic_set(&second.is_off, 1);
-	while (!atomic_read(&second.may_end))
-		cpu_relax();
+	atomic_set(&step, IS_OFF);
+	wait_for(MAY_SWITCH_ON);
 	/* x2APIC mode begins in the other mode. */
 	wrmsrl(MSR_IA32_APICBASE, base & ~(u64)X2APIC_ENABLE);
 	wrmsrl(MSR_IA32_APICBASE, base);
+	/* The timer's interrupt was lost if it came meanwhile: it comes again, in either mode. */
+	wrmsrl_safe(MSR_IA32_TSC_DEADLINE, rdtsc() + 100000);
+	wrmsrl_safe(X2APIC_TMICT, 1000);
 	rdmsrl(MSR_SMI_COUNT, after);
-	second.taken = after - before;
-	atomic_set(&second.is_off, 0);
+	*(u64 *)taken = after - before;
+	atomic_set(&step, IS_ON);
 }
 
-/* An SMI for all, while the second processor has no interrupt controller that could receive it. */
+/* An SMI for all, while the other processor has no interrupt controller that could receive it. */
 static const char *deaf(void)
 {
-	u64 words[14] = {};
+	u64 words[14] = {}, taken;
+	int other = !get_cpu();
+	unsigned long flags;
 
-	if (smp_call_function_single(1, without_controller, NULL, 0))
-		return "no second processor";
-	while (!atomic_read(&second.is_off))
-		cpu_relax();
+	if (smp_call_function_single(other, without_controller, &taken, 0)) {
+		put_cpu();
+		return "no other processor";
+	}
+	wait_for(COME);
+	/* The other one loses all interrupts, and this one, the only other, sends none. */
+	local_irq_save(flags);
+	atomic_set(&step, MAY_SWITCH_OFF);
+	wait_for(IS_OFF);
 	smi(0, words);
-	atomic_set(&second.may_end, 1);
-	while (atomic_read(&second.is_off))
-		cpu_relax();
-	return second.taken ? "taken" : "missed";
+	atomic_set(&step, MAY_SWITCH_ON);
+	wait_for(IS_ON);
+	local_irq_restore(flags);
+	put_cpu();
+	return taken ? "taken" : "missed";
 }
 
 /* An EFI_VARIABLE_AUTHENTICATION_2: a time, and a certificate of PKCS#7 that is empty. */

@@ -12,6 +12,7 @@ pub const ATTEMPTS: &[(&str, &str)] = &[
     ("messages", "done"),
     ("timers", "refused"),
     ("controller", "refused"),
+    ("deaf", "taken"),
 ];
 
 /// The shell function `attack ATTEMPT [TSEG [PARAMETER]]`, which prints the module's result.
