@@ -145,56 +145,47 @@ impl Edition {
     }
 }
 
-/// Editions for clients. Windows 11 and 10 have the same keys.
+/// The key of an edition that is the same for Windows 11 and 10.
+const fn both(key: &'static str) -> [(Release, &'static str); 2] {
+    [(Windows11, key), (Windows10, key)]
+}
+
+/// Editions for clients.
 #[rustfmt::skip]
 const CLIENTS: &[Edition] = &[
     Edition { words: &["pro", "professional"], suffix: " Pro", keys: &[
         (Windows11, "VK7JG-NPHTM-C97JM-9MPGT-3V66T"), (Windows10, "VK7JG-NPHTM-C97JM-9MPGT-3V66T"),
         (Windows81, "GCRJD-8NW9H-F2CDX-CCM8D-9D6T9")] },
-    Edition { words: &["pro-n", "professional-n"], suffix: " Pro N", keys: &[
-        (Windows11, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT"),
-        (Windows10, "2B87N-8KFHP-DKV6R-Y2C8J-PKCKT")] },
+    Edition { words: &["pro-n", "professional-n"], suffix: " Pro N",
+        keys: &both("2B87N-8KFHP-DKV6R-Y2C8J-PKCKT") },
     Edition { words: &["workstation", "workstations", "pro-workstation", "pro-workstations",
-        "pro-for-workstations"], suffix: " Pro for Workstations", keys: &[
-        (Windows11, "DXG7C-N36C4-C4HTG-X4T3X-2YV77"),
-        (Windows10, "DXG7C-N36C4-C4HTG-X4T3X-2YV77")] },
-    Edition { words: &["home", "core"], suffix: " Home", keys: &[
-        (Windows11, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7"),
-        (Windows10, "YTMG3-N6DKC-DKB77-7M9GH-8HVX7")] },
-    Edition { words: &["home-n", "n"], suffix: " Home N", keys: &[
-        (Windows11, "4CPRK-NM3K3-X6XXQ-RXX86-WXCHW"),
-        (Windows10, "4CPRK-NM3K3-X6XXQ-RXX86-WXCHW")] },
+        "pro-for-workstations"], suffix: " Pro for Workstations",
+        keys: &both("DXG7C-N36C4-C4HTG-X4T3X-2YV77") },
+    Edition { words: &["home", "core"], suffix: " Home",
+        keys: &both("YTMG3-N6DKC-DKB77-7M9GH-8HVX7") },
+    Edition { words: &["home-n", "n"], suffix: " Home N",
+        keys: &both("4CPRK-NM3K3-X6XXQ-RXX86-WXCHW") },
     Edition { words: &["home-single-language", "single-language", "home-sl"],
-        suffix: " Home Single Language", keys: &[
-        (Windows11, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT"),
-        (Windows10, "BT79Q-G7N6G-PGBYW-4YWX6-6F4BT")] },
-    Edition { words: &["education", "edu"], suffix: " Education", keys: &[
-        (Windows11, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY"),
-        (Windows10, "YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY")] },
-    Edition { words: &["education-n"], suffix: " Education N", keys: &[
-        (Windows11, "84NGF-MHBT6-FXBX8-QWJK7-DRR8H"),
-        (Windows10, "84NGF-MHBT6-FXBX8-QWJK7-DRR8H")] },
-    Edition { words: &["pro-education"], suffix: " Pro Education", keys: &[
-        (Windows11, "8PTT6-RNW4C-6V7J2-C2D3X-MHBPB"),
-        (Windows10, "8PTT6-RNW4C-6V7J2-C2D3X-MHBPB")] },
-    Edition { words: &["enterprise"], suffix: " Enterprise", keys: &[
-        (Windows11, "NPPR9-FWDCX-D2C8J-H872K-2YT43"),
-        (Windows10, "NPPR9-FWDCX-D2C8J-H872K-2YT43")] },
-    Edition { words: &["enterprise-n"], suffix: " Enterprise N", keys: &[
-        (Windows11, "WGGHN-J84D6-QYCPR-T7PJ7-X766F"),
-        (Windows10, "WGGHN-J84D6-QYCPR-T7PJ7-X766F")] },
-    Edition { words: &["ltsc", "enterprise-ltsc"], suffix: " Enterprise LTSC", keys: &[
-        (Windows11, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D"),
-        (Windows10, "M7XTQ-FN8P6-TTKYV-9D4CC-J462D")] },
+        suffix: " Home Single Language", keys: &both("BT79Q-G7N6G-PGBYW-4YWX6-6F4BT") },
+    Edition { words: &["education", "edu"], suffix: " Education",
+        keys: &both("YNMGQ-8RYV3-4PGQ3-C8XTP-7CFBY") },
+    Edition { words: &["education-n"], suffix: " Education N",
+        keys: &both("84NGF-MHBT6-FXBX8-QWJK7-DRR8H") },
+    Edition { words: &["pro-education"], suffix: " Pro Education",
+        keys: &both("8PTT6-RNW4C-6V7J2-C2D3X-MHBPB") },
+    Edition { words: &["enterprise"], suffix: " Enterprise",
+        keys: &both("NPPR9-FWDCX-D2C8J-H872K-2YT43") },
+    Edition { words: &["enterprise-n"], suffix: " Enterprise N",
+        keys: &both("WGGHN-J84D6-QYCPR-T7PJ7-X766F") },
+    Edition { words: &["ltsc", "enterprise-ltsc"], suffix: " Enterprise LTSC",
+        keys: &both("M7XTQ-FN8P6-TTKYV-9D4CC-J462D") },
     // Before IoT Enterprise, whose words its images have, too.
     Edition { words: &["iot-ltsc", "iot-enterprise-ltsc"],
         suffix: " IoT Enterprise LTSC", keys: &[
         (Windows11, "CGK42-GYN6Y-VD22B-BX98W-J8JXD"),
         (Windows10, "QPM6N-7J2WJ-P88HH-P3YRH-YY74H")] },
     Edition { words: &["iot", "iot-enterprise", "enterprise-iot"],
-        suffix: " IoT Enterprise", keys: &[
-        (Windows11, "XQQYW-NFFMW-XJPBH-K8732-CKFFD"),
-        (Windows10, "XQQYW-NFFMW-XJPBH-K8732-CKFFD")] },
+        suffix: " IoT Enterprise", keys: &both("XQQYW-NFFMW-XJPBH-K8732-CKFFD") },
 ];
 
 #[rustfmt::skip]
