@@ -240,10 +240,10 @@ impl LineLimit {
     }
 }
 
-/// The text with spaces instead of control characters, which could do anything to the terminal of
-/// its reader, and forge lines.
+/// The text in one line, without control characters, which could do anything to the terminal of its
+/// reader.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
+    text.replace(['\n', '\t'], " ").replace(char::is_control, "")
 }
 
 /// Writes the reason for the end of the program to standard error, as text or as a JSON object,

@@ -176,7 +176,7 @@ mod test {
         for line in said.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             assert_eq!(line["level"], "WARN");
-            assert_eq!(line["fields"]["message"], "TPM: swtpm:  no");
+            assert_eq!(line["fields"]["message"], "TPM: swtpm: no");
         }
     }
 
