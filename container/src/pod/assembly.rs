@@ -143,7 +143,8 @@ impl Pod {
         let arguments = &self.plan.input.settings.machine.arguments;
         let drives = arguments.iter().flat_map(|it| &it.drives);
         let drives = drives.filter(|it| machine::waits(it, parts)).map(|it| &it.path);
-        for path in parts.disks.iter().skip(1).map(|it| &it.path).chain(drives) {
+        let disks = parts.disks.iter().skip(machine::present(parts).len()).map(|it| &it.path);
+        for path in disks.chain(drives) {
             self.story.warn(&format!(
                 "{} is not attached while Windows is installed, because Setup erases a disk by \
                  its number: start the container again afterwards",

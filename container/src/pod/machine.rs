@@ -506,7 +506,7 @@ pub fn waits(drive: &Drive, parts: &Parts) -> bool {
 }
 
 /// The machine's disks without those that wait for the same reason.
-fn present(parts: &Parts) -> &[Disk] {
+pub fn present(parts: &Parts) -> &[Disk] {
     let count = if parts.setup_disk.is_some() { 1 } else { parts.disks.len() };
     parts.disks.get(..count).unwrap_or_default()
 }

@@ -414,7 +414,7 @@ impl Payload<'_> {
 mod test {
     use super::*;
 
-    /// A guest of another family than the answer's would end the process.
+    /// An answer to a message of the other family would end the process.
     #[test]
     fn each_family_has_its_own_messages() {
         let message = [0; 8];

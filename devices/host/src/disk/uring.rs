@@ -40,19 +40,11 @@ const FALLBACK_CANCELED: u64 = u64::MAX - 1;
 
 const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and the poll entries");
 
-/// The step that a request has reached.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// The operation itself.
-    Main,
-    /// The answer is known. A no-op delivers it.
-    Answer(Result<(), Fault>),
-}
-
 /// A request that is in the kernel.
 struct Slot {
     request: Request,
-    stage: Stage,
+    /// If it is known. A no-op delivers it.
+    answer: Option<Result<(), Fault>>,
     /// Bytes that are done.
     done: u64,
     /// The kernel reads the vectors until it answers, so they are not changed before.
@@ -117,12 +109,9 @@ impl Ring {
             self.waiting.push_back(request);
             return;
         };
-        let stage = match self.immediate_answer(&request) {
-            Some(answer) => Stage::Answer(answer),
-            None => Stage::Main,
-        };
+        let answer = self.immediate_answer(&request);
         let vectors = Vec::new();
-        self.slots[usize::from(number)] = Some(Slot { request, stage, done: 0, vectors });
+        self.slots[usize::from(number)] = Some(Slot { request, answer, done: 0, vectors });
         self.proceed(number);
     }
 
@@ -148,7 +137,7 @@ impl Ring {
         let entry = match self.entry(&mut slot) {
             Ok(entry) => entry,
             Err(NoEntry::Answer(fault)) => {
-                slot.stage = Stage::Answer(Err(fault));
+                slot.answer = Some(Err(fault));
                 opcode::Nop::new().build()
             }
             Err(NoEntry::Fallback) => return self.fall_back(number, slot),
@@ -160,25 +149,22 @@ impl Ring {
     fn entry(&self, slot: &mut Slot) -> Result<Entry, NoEntry> {
         let fd = types::Fixed(0);
         let request = &slot.request;
-        let sync = || opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
         let hole = |unmap| {
             let mode = i32::try_from(zeroing(unmap).bits()).unwrap_or_default();
             opcode::Fallocate::new(fd, request.length).offset(request.offset).mode(mode).build()
         };
-        Ok(match (slot.stage, request.operation) {
-            (Stage::Answer(_), _) => opcode::Nop::new().build(),
+        Ok(match request.operation {
+            _ if slot.answer.is_some() => opcode::Nop::new().build(),
             // `Raw` flushes the page cache once at a time: only one of several simultaneous flushes
             // gets the error that data was lost.
-            (_, Operation::Flush | Operation::Write { durable: true })
-                if self.raw.direct.is_none() =>
-            {
+            Operation::Flush | Operation::Write { durable: true } if self.raw.direct.is_none() => {
                 return Err(NoEntry::Fallback);
             }
-            (_, Operation::Flush) => sync(),
-            (_, Operation::Read | Operation::Write { .. }) => return self.transfer(slot),
-            (_, Operation::Discard) if self.raw.device => return Err(NoEntry::Fallback),
-            (_, Operation::Discard) => hole(true),
-            (_, Operation::WriteZeroes { unmap }) => hole(unmap && self.raw.discards()),
+            Operation::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Operation::Read | Operation::Write { .. } => return self.transfer(slot),
+            Operation::Discard if self.raw.device => return Err(NoEntry::Fallback),
+            Operation::Discard => hole(true),
+            Operation::WriteZeroes { unmap } => hole(unmap && self.raw.discards()),
         })
     }
 
@@ -254,8 +240,8 @@ impl Ring {
         }
         let Some(channel) = &mut self.fallback.channel else {
             let number = self.free.pop().expect("it was pushed above");
-            let stage = Stage::Answer(Err(Fault::Broken));
-            self.slots[usize::from(number)] = Some(Slot { stage, ..slot });
+            let answer = Some(Err(Fault::Broken));
+            self.slots[usize::from(number)] = Some(Slot { answer, ..slot });
             return self.proceed(number);
         };
         channel.push(slot.request);
@@ -294,7 +280,7 @@ impl Ring {
     }
 
     fn check_result(&self, slot: &mut Slot, result: i32) -> Result<Result<(), Fault>, Next> {
-        if let Stage::Answer(answer) = slot.stage {
+        if let Some(answer) = slot.answer {
             return Ok(answer);
         }
         let operation = slot.request.operation;

@@ -174,6 +174,7 @@ impl Records {
     }
 
     fn failed(&mut self, network: PeerNetwork, now: Instant) -> u32 {
+        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
         if !self.trusts(network) {
             self.budget.left = self.budget.left.saturating_sub(1);
             if let Some(site) = network.site() {
@@ -184,7 +185,6 @@ impl Records {
     }
 
     fn count(&mut self, network: PeerNetwork, now: Instant) -> u32 {
-        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
         if self.failures.len() >= MAX_NETWORKS && !self.failures.contains_key(&network) {
             // Forget the network with the shortest remaining delay.
             let least = self.failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));

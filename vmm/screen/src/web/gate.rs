@@ -86,13 +86,16 @@ pub(super) struct Client {
     own_network: Option<PeerNetwork>,
     /// Whether the client uses TLS, which is unknown behind some proxies.
     pub(super) secure: Option<bool>,
-    /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
-    certified: bool,
-    /// The same, without the word of a proxy.
+    /// A browser asked for this name by TLS, without the word of a proxy.
     sent_by_tls: bool,
 }
 
 impl Client {
+    /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
+    fn is_certified(&self) -> bool {
+        self.sent_by_tls || self.secure == Some(true)
+    }
+
     fn host(&self) -> &str {
         self.host.as_deref().unwrap_or_default()
     }
@@ -183,29 +186,24 @@ impl Gate {
         let network = address.map_or(PeerNetwork::Local, PeerNetwork::of);
         let hops = headers.get_all("x-forwarded-for").iter();
         let hops = hops.map(|it| it.as_bytes().split(|it| *it == b',').count()).sum::<usize>();
-        let client = Client {
+        let mut client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
             network,
             host: plain(host.clone()),
             own_host: plain(own.filter(|own| host.as_ref() != Some(own))),
             own_network: Some(network).filter(|_| hops == 0 || proxy && hops == 1),
             secure,
-            certified: sent_by_tls || secure == Some(true),
             sent_by_tls,
         };
-        let proven = self.is_proven(&client, headers);
-        Client {
-            certified: client.certified || proven,
-            sent_by_tls: client.sent_by_tls || proven,
-            ..client
-        }
+        client.sent_by_tls |= self.is_proven(&client, headers);
+        client
     }
 
     /// The cookie that proves to the WebSocket that its page came by TLS. It is set only where this
     /// is in doubt: not all browsers send `Sec-Fetch-Site` with a WebSocket. It is `Secure`, so a
     /// page of the same name without TLS never gets it.
     pub(super) fn proof(&self, client: &Client) -> Option<String> {
-        let doubted = !self.needs_password() && client.secure.is_none() && client.certified;
+        let doubted = !self.needs_password() && client.secure.is_none() && client.is_certified();
         let proof = self.proof.as_ref().filter(|_| doubted)?;
         Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(client)))
     }
@@ -273,7 +271,7 @@ impl Gate {
     /// a browser asked for by TLS.
     pub(super) fn check_host(&self, client: &Client) -> Result<(), Refusal> {
         let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
-        self.check_name(host, self.rules.open, client.certified)?;
+        self.check_name(host, self.rules.open, client.is_certified())?;
         match &client.own_host {
             // A page could send any `X-Forwarded-` header, which some proxies pass on. A proxy may
             // call this host by a name of its own network.
