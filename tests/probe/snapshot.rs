@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use transom_tests::image::{check, qemu_img};
 use transom_tests::lab::everything;
+use transom_tests::place::until;
 use transom_tests::program::{Ended, PATIENCE, Running, connect, findings, report, run_in};
 use vmm::control::snapshot::{Secret, save, save_with_key};
 use vmm::control::{Command, Then};
@@ -248,10 +249,14 @@ fn saved(folder: &Path, then: Then) -> Machine {
 }
 
 fn saved_with(disk: &Path, then: Then) -> Machine {
+    saved_by(&[], disk, then)
+}
+
+fn saved_by(words: &[&str], disk: &Path, then: Then) -> Machine {
     let disk = format!("nvme,path={}", disk.display());
-    let words = ["--memory", "64M", "--cmdline", "checks=none then=halt"];
-    let mut machine =
-        Machine::start(&[&words[..], &["--display", "640x480", "--device", &disk]].concat());
+    let guest = ["--memory", "64M", "--cmdline", "checks=none then=halt"];
+    let devices = ["--display", "640x480", "--device", &disk];
+    let mut machine = Machine::start(&[words, &guest, &devices].concat());
     machine.running.says("\"probe\"", 1).expect("a report");
     machine.save(then).expect("a snapshot");
     machine
@@ -330,6 +335,42 @@ fn a_snapshot_that_does_not_fit_is_refused_in_a_sentence() {
     // Whole again, it runs.
     machine.restore(&dir, &[], "");
     assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+}
+
+/// After a loss of power, a disk can have writes without the time of the last change.
+#[test]
+fn a_snapshot_does_not_fit_once_its_machine_goes_on_even_if_it_writes_nothing() {
+    let test = "a_snapshot_does_not_fit_once_its_machine_goes_on_even_if_it_writes_nothing";
+    if !runs_here(test) {
+        return;
+    }
+    let disks = tempfile::tempdir().expect("a folder");
+    // The disk belongs to another user than the machine, as in a container.
+    let is_root = rustix::process::geteuid().is_root();
+    let user: &[&str] = if is_root { &["--jail", "on,user=10001"] } else { &[] };
+    for (then, how) in [
+        (Then::Resume, ""),
+        (Then::Pause, ""),
+        (Then::Sleep, ""),
+        (Then::Quit, ""),
+        (Then::Quit, ",check=first"),
+        (Then::Quit, ",paused"),
+    ] {
+        let mut machine = saved_by(user, &raw(disks.path()), then);
+        let dir = machine.folder.path().join("0");
+        if then == Then::Quit {
+            assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
+            machine.restore(&dir, user, how);
+        }
+        let mut client = connect(&machine.control()).expect("control");
+        client.ask(&Command::Resume).expect("it goes on");
+        let open = || Ok(machine.status()["writes_wait"] == false);
+        until("its writes wait", open).expect("memory that is checked");
+        client.ask(&Command::Quit).expect("it quits");
+        machine.running.wait(PATIENCE).expect("an end");
+        let error = refused(&dir, &[]);
+        assert!(error.contains("`nvme` has another size or time of change"), "{error}");
+    }
 }
 
 #[test]
@@ -449,10 +490,10 @@ fn a_qcow2_image_fits_until_it_or_its_base_is_written() {
     let mut machine = saved_with(&image, Then::Quit);
     assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);
     let dir = machine.folder.path().join("0");
-    // Machines that do not write.
+    // Machines that do not go on.
     for _ in 0..2 {
-        machine.restore(&dir, &[], "");
-        assert_eq!(machine.status()["state"], "running", "{}", machine.running.stderr.text());
+        machine.restore(&dir, &[], ",paused");
+        assert_eq!(machine.status()["state"], "paused", "{}", machine.running.stderr.text());
         let mut client = connect(&machine.control()).expect("control");
         client.ask(&Command::Quit).expect("it quits");
         assert_eq!(machine.running.wait(PATIENCE).expect("an end"), 0);

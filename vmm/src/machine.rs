@@ -88,6 +88,8 @@ pub struct Machine {
     origin: Option<Arc<Origin>>,
     /// Where the machine continues, while it stays paused after it was saved.
     parked: Option<Moment>,
+    /// Whether a snapshot has this moment.
+    saved: bool,
 }
 
 /// The parts of a machine that `run` and `inspect` share.
@@ -298,6 +300,7 @@ pub fn build(
         pages: Arc::new(Pages::open()),
         origin: None,
         parked: None,
+        saved: false,
     };
     snapshot.map_or(Ok(()), |snapshot| machine.check(&snapshot.saved, marks))?;
     Ok(machine)
@@ -311,11 +314,12 @@ fn own_hyperv(first: &Vcpu, vm: &Arc<Vm>, memory: &Memory) -> anyhow::Result<Own
     Ok(Own::new(memory.clone(), tsc, stable))
 }
 
-/// The gate in front of the machine's files: closed until its memory is checked, and until the
-/// guest goes on.
+/// The gate in front of the machine's files: that of a restored machine is closed until its memory
+/// is checked, and until the guest goes on.
 fn gate(snapshot: Option<&Snapshot>, config: &Config) -> Arc<Gate> {
-    let unchecked = snapshot.is_some_and(|it| it.is_checked_later(&config.memory));
-    Arc::new(Gate::new(unchecked, snapshot.is_some_and(Snapshot::waits)))
+    Arc::new(snapshot.map_or_else(Gate::default, |it| {
+        Gate::new(it.is_checked_later(&config.memory), it.waits())
+    }))
 }
 
 /// The ranges of RAM of the machine that arrives here. Fails if this host cannot run it.
@@ -452,7 +456,7 @@ impl Machine {
 
     /// Resets the machine and loads the kernel. `resume` starts it.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
-        if self.parked.take().is_some() {
+        if self.take_moment().is_some() {
             self.board.shared.time.go_on();
         }
         self.board.reset()?;

@@ -174,6 +174,7 @@ fn run_with(
         machine.unpark()?;
         arrival.tell_that_it_runs();
     }
+    machine.started();
     *arrival = None;
     let mut main_loop = MainLoop::new(screen, machine, jail, transfers, notices);
     let status = main_loop.check_memory().and_then(|()| main_loop.run());

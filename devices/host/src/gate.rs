@@ -11,26 +11,33 @@ pub struct Gate {
 }
 
 /// The reasons why it is closed.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct State {
+    /// The process may yet fail to start.
+    starting: bool,
     unchecked: bool,
     paused: bool,
     /// For ever.
     shut: bool,
     /// The guest waits for it.
     urgent: bool,
+    first: Option<First>,
 }
 
+/// Work that is done before the first write.
+type First = Box<dyn FnOnce() + Send>;
+
 impl State {
-    fn is_open(self) -> bool {
-        !self.unchecked && !self.paused && !self.shut
+    fn is_open(&self) -> bool {
+        !self.starting && !self.unchecked && !self.paused && !self.shut
     }
 }
 
 impl Gate {
-    /// `unchecked`: closed until `checked`. `paused`: closed until `resumed`.
+    /// That of a restored machine: closed until it has `started`. `unchecked`: closed until
+    /// `checked`. `paused`: closed until `resumed`.
     pub fn new(unchecked: bool, paused: bool) -> Self {
-        let state = Mutex::new(State { unchecked, paused, ..State::default() });
+        let state = Mutex::new(State { starting: true, unchecked, paused, ..State::default() });
         Self { state, ..Self::default() }
     }
 
@@ -42,6 +49,14 @@ impl Gate {
     pub fn is_closed(&self) -> bool {
         let state = self.state();
         !state.is_open() && !state.shut
+    }
+
+    /// Nothing that could fail is left but the check. `first` is done before the first write.
+    pub fn started(&self, first: impl FnOnce() + Send + 'static) {
+        self.change(|state| {
+            state.starting = false;
+            state.first = Some(Box::new(first));
+        });
     }
 
     /// Whether memory was not checked yet, or is damaged.
@@ -84,7 +99,15 @@ impl Gate {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state());
+        let mut state = self.state();
+        change(&mut state);
+        // With the lock: nobody may see an open gate before.
+        if state.is_open()
+            && let Some(first) = state.first.take()
+        {
+            first();
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -105,32 +128,39 @@ const NO_PANIC: &str = "nothing panics with this lock";
 #[cfg(test)]
 mod test {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use super::*;
 
     #[test]
     fn it_opens_when_all_reasons_are_gone_and_never_after_it_was_shut() {
-        for (unchecked, paused) in [(true, true), (true, false), (false, true)] {
+        for (unchecked, paused) in [(true, true), (true, false), (false, true), (false, false)] {
             for opens in [true, false] {
                 let gate = Arc::new(Gate::new(unchecked, paused));
                 assert_eq!((gate.is_closed(), gate.is_unchecked()), (true, unchecked));
-                let other = gate.clone();
+                let (other, done) = (gate.clone(), Arc::new(AtomicBool::new(false)));
+                let first = done.clone();
                 let waiting = thread::spawn(move || other.pass());
                 if !opens {
                     gate.shut();
                 }
+                assert!(!gate.is_open());
+                gate.started(move || assert!(!first.swap(true, Ordering::Relaxed)));
+                assert_eq!(done.load(Ordering::Relaxed), gate.is_open());
                 gate.checked();
                 assert_eq!(gate.is_open(), opens && !paused);
                 gate.resumed();
                 gate.shut();
                 assert_eq!(waiting.join().unwrap(), opens);
+                assert_eq!(done.load(Ordering::Relaxed), opens);
                 assert_eq!([gate.is_open(), gate.is_closed(), gate.pass()], [opens, false, opens]);
             }
         }
         assert!(Gate::default().pass());
         // A device that is late does not let the guest wait for ever.
         let gate = Gate::new(true, false);
+        gate.started(|| ());
         gate.hurry();
         assert!(gate.is_urgent());
         gate.checked();

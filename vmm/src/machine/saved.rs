@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
-use std::io;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
 use std::thread::{Builder, sleep};
 use std::time::Duration;
+use std::{io, mem};
 
 use anyhow::{Context, bail, ensure};
 use devices::board::Board;
@@ -145,6 +145,7 @@ impl Machine {
         self.add_late_interrupts()?;
         limit.check()?;
         let saved = self.describe(then, memory)?;
+        self.saved = true;
         let written = saved.write(target.machine, target.cipher);
         self.parked = Some(saved.moment);
         written.map(|()| saved.memory)
@@ -351,7 +352,15 @@ impl Machine {
     /// Lets the machine continue where it was saved. `resume` starts the processors.
     pub fn unpark(&mut self) -> anyhow::Result<()> {
         self.add_late_interrupts()?;
-        self.parked.take().map_or(Ok(()), |moment| self.continue_from(moment))
+        self.take_moment().map_or(Ok(()), |moment| self.continue_from(moment))
+    }
+
+    /// The moment at which the machine is parked, and from which it goes on now.
+    pub(super) fn take_moment(&mut self) -> Option<Moment> {
+        if mem::take(&mut self.saved) {
+            self.board.shared.disks.disown_snapshot();
+        }
+        self.parked.take()
     }
 
     fn continue_from(&self, moment: Moment) -> anyhow::Result<()> {
@@ -422,6 +431,19 @@ impl Machine {
             tracing::warn!("the guest does not learn of its new VM Generation ID: {error:#}");
         }
         Ok(())
+    }
+
+    /// Nothing that could fail is left, and a restored machine's devices may write.
+    pub fn started(&self) {
+        let disks = self.board.shared.disks.clone();
+        // Also one at the end from which a machine came. A clone writes to no file of its snapshot.
+        let goes_on = self.config.restore.is_some() || self.config.incoming.is_some();
+        let has_snapshot = goes_on && !self.is_clone();
+        disks.gate().started(move || {
+            if has_snapshot {
+                disks.disown_snapshot();
+            }
+        });
     }
 
     /// Sets the timer (PIT) of a restored machine up, when the guest has run for a moment: it has

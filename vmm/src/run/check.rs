@@ -176,6 +176,7 @@ mod test {
         let mut writer = Writer::new(&file, None, Limit::new(None));
         let part = write(&mut writer, 0, &region, &Pages::open(), Before::Zeros).unwrap();
         let (origin, gate) = (Origin { file, parts: vec![part] }, Gate::new(true, false));
+        gate.started(|| ());
         let restore =
             Restore { dir: "saved".into(), clone: Cloning::In("one".into()), ..Restore::default() };
         Unchecked { origin: Arc::new(origin), parts: 1, restore, gate: Arc::new(gate) }

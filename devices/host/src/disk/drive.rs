@@ -3,6 +3,8 @@
 //! Controllers register their disk here when they are built, with a callback for changes of size.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -111,6 +113,31 @@ impl Disks {
         let others = self.locked.lock().expect("no device panicked");
         locks.extend(others.iter().filter_map(Weak::upgrade));
         locks
+    }
+
+    /// The machine goes on from its snapshot, which must not fit its disks any more. The caller
+    /// holds all other writes.
+    pub fn disown_snapshot(&self) {
+        if let Err(error) = self.mark_changed() {
+            tracing::warn!(
+                "a disk cannot be marked as changed ({error}): after a loss of power, do not use \
+                 the machine's snapshot"
+            );
+        }
+    }
+
+    /// Gives one of the machine's files a new time of change, durably: a write of the guest may be
+    /// durable before its time is, so a loss of power could hide it. One file is enough, because a
+    /// snapshot compares all. A byte that is written again needs only the open file, while nobody
+    /// but the owner of a file may set its time.
+    fn mark_changed(&self) -> io::Result<()> {
+        let locks = self.locks();
+        let is_file = |file: &&Arc<File>| file.metadata().is_ok_and(|it| it.is_file());
+        let Some(file) = locks.iter().find(is_file) else { return Ok(()) };
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0)?;
+        file.write_all_at(&byte, 0)?;
+        file.sync_all()
     }
 
     /// The drives whose medium can be removed.

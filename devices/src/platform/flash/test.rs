@@ -431,6 +431,7 @@ fn a_write_waits_for_the_gate_and_fails_if_it_is_shut() {
         let images = Images::new();
         let mut bench = Bench::new(4096);
         let gate = Arc::new(Gate::new(true, false));
+        gate.started(|| ());
         bench.board.shared.disks = Arc::new(Disks::behind(gate.clone()));
         bench.board.add("flash", |grants| images.config().build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();

@@ -428,6 +428,7 @@ fn a_command_waits_until_memory_is_checked_and_the_guest_with_it() {
     let asked = listen_with(&path, NO_SESSIONS, 0xffff);
     let mut bench = Bench::new(4096);
     let gate = Arc::new(Gate::new(true, false));
+    gate.started(|| ());
     bench.board.shared.disks = Arc::new(Disks::behind(gate.clone()));
     let config = Config { path, absent: false };
     bench.board.add("tpm", |grants| config.build(grants)).unwrap();

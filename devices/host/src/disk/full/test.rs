@@ -226,6 +226,7 @@ fn fill(volume: &Path) {
 fn behind_a_gate(path: &Path) -> (Arc<Gate>, Driver) {
     std::fs::write(path, [7; 1 << 20]).unwrap();
     let gate = Arc::new(Gate::new(true, false));
+    gate.started(|| ());
     let holds = Holds { full: Arc::new(|_| {}), gate: Some(gate.clone()) };
     let config = Config { iops: Some(1_000_000), ..Config::new(path) };
     (gate, Driver::new(&open(&config, Some(holds)).unwrap()))
