@@ -125,6 +125,10 @@ pub fn controller(
     let settings = &input.settings;
     let bus = settings.disk.controller.value;
     let needed = match bus {
+        Bus::Usb if is_new && !settings.disk.disable => {
+            let sentence = "DISK_TYPE=usb: Windows Setup installs to no USB disk: leave it out";
+            return Err(Failure::new(Status::Disk, sentence.to_owned()));
+        }
         Bus::Scsi => "vioscsi",
         Bus::Blk => "viostor",
         Bus::Auto | Bus::Nvme | Bus::Ahci | Bus::Usb | Bus::None => return Ok(bus),
@@ -139,8 +143,9 @@ pub fn controller(
         };
         let mount = "mount virtio-win's ISO as /drivers.iso";
         let shown = bus.show();
-        let sentence =
-            format!("DISK_TYPE={shown}: Windows Setup needs the driver {needed} for this disk");
+        let sentence = format!(
+            "DISK_TYPE={shown}: Windows Setup needs a signed driver {needed} for this disk"
+        );
         return Err(Failure::new(Status::Disk, format!("{sentence}: {mount}, {out}")));
     }
     Ok(Bus::Nvme)
@@ -172,5 +177,6 @@ pub(super) fn lack(input: &ParsedEnvironment, missing: &[&str], bus: Bus) -> Opt
         Some(DriversFrom::Nowhere) => "leave DRIVERS=N out",
         _ => "set DRIVERS to its URL",
     };
-    (!what.is_empty()).then(|| format!("Windows' drivers are missing: {what}: {mount}, or {out}"))
+    (!what.is_empty())
+        .then(|| format!("drivers that this Windows takes are missing: {what}: {mount}, or {out}"))
 }

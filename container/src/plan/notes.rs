@@ -274,9 +274,9 @@ mod test {
         assert_eq!(of(&[]), [""; 0]);
         let windows = install_cd(Layout::Bridge, &windows_11(9));
         std::fs::write(path("custom.iso"), windows).unwrap();
-        let moved = "Windows' drivers are missing: the new disk is DISK_TYPE=nvme, and the network \
-                     card is ADAPTER=e1000e: mount virtio-win's ISO as /drivers.iso before the \
-                     installation, or leave DRIVERS=N out";
+        let moved = "drivers that this Windows takes are missing: the new disk is DISK_TYPE=nvme, \
+                     and the network card is ADAPTER=e1000e: mount virtio-win's ISO as \
+                     /drivers.iso before the installation, or leave DRIVERS=N out";
         let none = ("DRIVERS", "N");
         assert_eq!(of(&[none]), [moved]);
         assert_eq!(of(&[]), [""; 0], "not known yet");

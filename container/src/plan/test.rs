@@ -218,7 +218,7 @@ fn the_plan_shows_what_is_installed() {
     assert_eq!(installs(&[("MANUAL", "Y")], iso).0, Value::Null);
     assert_eq!(installs(&[], &["storage/data.img", "storage/windows.boot"]).0, Value::Null);
     let (_, missing) = installs(&[("DISK_TYPE", "scsi"), ("DRIVERS", "N")], iso);
-    assert!(missing.starts_with("DISK_TYPE=scsi: Windows Setup needs the driver vioscsi"));
+    assert!(missing.starts_with("DISK_TYPE=scsi: Windows Setup needs a signed driver vioscsi"));
     assert!(missing.ends_with(", or leave DRIVERS=N or DISK_TYPE out"), "{missing}");
     // Mistakes in the user's answer file are found before anything is created.
     let error = plan(&[], &["custom.iso", "custom.xml"]).unwrap_err();

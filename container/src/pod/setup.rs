@@ -58,7 +58,7 @@ impl<'a> Installation<'a> {
             let path = path.display();
             match drivers.missing.join(", ") {
                 none if none.is_empty() => tracing::info!("Windows' drivers are those of {path}"),
-                missing => tracing::info!("{path} has no {missing} for this Windows"),
+                missing => tracing::info!("{path} has no {missing} that this Windows takes"),
             }
         }
         Ok(Some(Self { plan, unattended, drivers, bus, adapter }))

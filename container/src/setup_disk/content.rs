@@ -1,7 +1,7 @@
 //! Contents of files: bytes, or ranges of other files, which are read when the disk is written.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read as _};
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -42,6 +42,29 @@ impl Content {
             // A file system without a page cache refuses, and has no need.
             fadvise(file, extent.start, NonZeroU64::new(extent.length), Advice::WillNeed).ok();
         }
+    }
+
+    /// The first `most` bytes.
+    pub(super) fn read(&self, most: u64) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::Bytes(all) => all.as_slice().take(most).read_to_end(&mut bytes)?,
+            Self::Ranges { file, extents } => {
+                let mut left = most;
+                for Extent { start, length } in extents {
+                    let part = (*length).min(left);
+                    let at = bytes.len();
+                    bytes.resize(at + usize::try_from(part)?, 0);
+                    file.read_exact_at(&mut bytes[at..], *start)?;
+                    left -= part;
+                }
+                bytes.len()
+            }
+            Self::Within { folder, path, .. } => {
+                folder.file(path)?.take(most).read_to_end(&mut bytes)?
+            }
+        };
+        Ok(bytes)
     }
 
     pub(super) fn length(&self) -> u64 {

@@ -3,6 +3,8 @@
 
 use std::time::SystemTime;
 
+use anyhow::Context as _;
+
 use super::content::Content;
 use super::tree::Item;
 
@@ -46,6 +48,15 @@ const OLDER: [(&str, &[&str]); 8] = [
     ("2k25", &["2k22", "2k19", "2k16", "w11", "w10"]),
 ];
 
+/// Releases for which most bundles have drivers with a signature for tests, which Setup refuses.
+const OLD: [&str; 2] = ["w8.1", "2k12R2"];
+/// End of the name of the file with a driver's signature, and the signer in it if that is for all.
+const CATALOG: &str = ".cat";
+const SIGNER: &[u8] = b"Microsoft Windows Hardware Compatibility";
+
+/// Maximum bytes of a catalog that is read: real ones have about 12 KB.
+const MAX_CATALOG: u64 = 1 << 20;
+
 /// An ISO image or archive with the folders of virtio-win.
 pub trait Bundle {
     /// The files of a folder, which are none if there is no such folder. The path has slashes;
@@ -62,7 +73,7 @@ pub struct BundleFile {
 /// The drivers for a release.
 pub struct Drivers {
     pub items: Vec<Item>,
-    /// Drivers that the bundle does not have for this release.
+    /// Drivers that the bundle does not have for this release, or only with a signature for tests.
     pub missing: Vec<&'static str>,
 }
 
@@ -103,12 +114,27 @@ impl Drivers {
     }
 }
 
+/// Whether Windows takes the driver with these files.
+fn is_signed(release: &str, files: &[BundleFile]) -> anyhow::Result<bool> {
+    if !OLD.contains(&release) {
+        return Ok(true);
+    }
+    let is_catalog = |file: &&BundleFile| file.name.to_ascii_lowercase().ends_with(CATALOG);
+    for catalog in files.iter().filter(is_catalog) {
+        let bytes = catalog.content.read(MAX_CATALOG).with_context(|| catalog.name.clone())?;
+        if bytes.windows(SIGNER.len()).any(|it| it == SIGNER) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The files of a driver for a release, or for the next older one that there is.
 fn find(bundle: &dyn Bundle, driver: &str, release: &str) -> anyhow::Result<Vec<BundleFile>> {
     let older = OLDER.iter().find(|(name, _)| *name == release).map_or(&[][..], |(_, older)| older);
-    for release in [release].iter().chain(older) {
-        let files = bundle.files(&format!("{driver}/{release}/{ARCHITECTURE}"))?;
-        if !files.is_empty() {
+    for folder in [release].iter().chain(older) {
+        let files = bundle.files(&format!("{driver}/{folder}/{ARCHITECTURE}"))?;
+        if !files.is_empty() && is_signed(release, &files)? {
             return Ok(files);
         }
     }
@@ -196,8 +222,11 @@ mod test {
     const ALL: &[&str] = &["w8.1", "2k12R2", "w10", "2k16", "2k19", "2k22", "w11", "2k25"];
     const NEW: &[&str] = &["w10", "2k16", "2k19", "2k22", "w11", "2k25"];
 
-    /// A bundle with all folders of the table, whose files name their folder.
-    struct Real;
+    /// A bundle with all folders of the table, whose files name their folder, and whose drivers for
+    /// old releases are signed, too, or not.
+    struct Real {
+        signed: bool,
+    }
 
     impl Bundle for Real {
         fn files(&self, folder: &str) -> anyhow::Result<Vec<BundleFile>> {
@@ -205,17 +234,32 @@ mod test {
                 ["guest-agent"] => &["qemu-ga-i386.msi", "qemu-ga-x86_64.msi"],
                 [driver, release, "amd64"] => {
                     let there = FOLDERS.iter().any(|it| it.0 == driver && it.1.contains(&release));
-                    if there { &["blnsvr.exe", "x.sys"] } else { &[] }
+                    if there { &FILES } else { &[] }
                 }
                 _ => &[],
             };
+            let signer = if self.signed { SIGNER } else { b"Test" };
             let file = |name: &&str| BundleFile {
                 name: (*name).to_owned(),
-                content: Content::Bytes(folder.into()),
+                content: Content::Bytes([signer, folder.as_bytes()].concat()),
                 modified: SystemTime::UNIX_EPOCH,
             };
             Ok(names.iter().map(file).collect())
         }
+    }
+
+    const FILES: [&str; 3] = ["blnsvr.exe", "x.CAT", "x.sys"];
+
+    #[test]
+    fn old_releases_get_no_drivers_with_a_signature_for_tests() {
+        for release in OLD {
+            let Drivers { items, missing } = Drivers::of(&Real { signed: false }, release).unwrap();
+            let paths: Vec<_> = items.iter().map(|item| &*item.path).collect();
+            assert_eq!(paths, ["$OEM$/$$/Drivers/guest-agent/qemu-ga-x86_64.msi"]);
+            assert_eq!(missing, DRIVERS);
+        }
+        let Drivers { missing, .. } = Drivers::of(&Real { signed: false }, "w10").unwrap();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     #[test]
@@ -231,16 +275,17 @@ mod test {
             (Release::Server2022, "2k22"),
             (Release::Server2025, "2k25"),
         ] {
-            let Drivers { items, missing } = Drivers::of(&Real, release.drivers()).unwrap();
+            let Drivers { items, missing } =
+                Drivers::of(&Real { signed: true }, release.drivers()).unwrap();
             let is_old = matches!(release, Release::Windows81 | Release::Server2012R2);
             assert_eq!(missing, if is_old { &["viomem"][..] } else { &[] }, "{release:?}");
             let mut found: Vec<_> = items.iter().map(|item| item.path.clone()).collect();
             let loaded = DRIVERS.iter().filter(|driver| !missing.contains(driver));
-            let loaded = loaded.flat_map(|driver| {
-                ["blnsvr.exe", "x.sys"].map(|name| format!("$WinPEDriver$/{driver}/{name}"))
-            });
+            let loaded = loaded
+                .flat_map(|driver| FILES.map(|name| format!("$WinPEDriver$/{driver}/{name}")));
             let mut wanted: Vec<_> = loaded.collect();
-            let last = ["viogpudo/blnsvr.exe", "viogpudo/x.sys", "Balloon/blnsvr.exe"];
+            let last = FILES.map(|name| format!("viogpudo/{name}"));
+            let last = last.into_iter().chain(["Balloon/blnsvr.exe".into()]);
             wanted.extend(last.map(|path| format!("$OEM$/$$/Drivers/{path}")));
             wanted.push("$OEM$/$$/Drivers/guest-agent/qemu-ga-x86_64.msi".into());
             found.sort();

@@ -191,7 +191,6 @@ fn each_controller_needs_its_driver() {
         ("blk", Bus::Blk, None),
         ("ide", Bus::Ahci, Some(Bus::Ahci)),
         ("nvme", Bus::Nvme, Some(Bus::Nvme)),
-        ("usb", Bus::Usb, Some(Bus::Usb)),
         ("auto", Bus::Auto, Some(Bus::Auto)),
     ] {
         let words = [("DISK_TYPE", word)];
@@ -216,6 +215,10 @@ fn each_controller_needs_its_driver() {
             (made, _) => panic!("{word}: {made:?}"),
         }
     }
+    // Before a download.
+    let error = complete.plan(&[("DISK_TYPE", "usb")]).unwrap().drivers_error().unwrap();
+    assert_eq!(Status::of(&error), Status::Disk);
+    has(&error.to_string(), &["DISK_TYPE=usb: Windows Setup installs to no USB disk"]);
 }
 
 #[test]
