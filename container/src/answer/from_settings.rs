@@ -1,5 +1,6 @@
 //! The answers that the settings make.
 
+use super::release::Release;
 use super::target::Target;
 use super::{Account, Answers, Finish, Lacks, Locale, Machine, Membership, locale, zones};
 use crate::settings::settle::Sizes;
@@ -20,7 +21,7 @@ pub fn answers(settings: &Settings, target: &Target, machine: Machine) -> (Answe
         let name = &target.image.name;
         warnings.push(format!("{name} accepts no remote desktops: set EDITION=pro for those"));
     }
-    let mut locale = locale(settings, &mut warnings);
+    let mut locale = locale(settings, target.release, &mut warnings);
     if let Some(language) = &target.language {
         locale.language.clone_from(language);
     }
@@ -65,7 +66,7 @@ fn membership(settings: &Settings) -> Membership {
     }
 }
 
-fn locale(settings: &Settings, warnings: &mut Vec<String>) -> Locale {
+fn locale(settings: &Settings, release: Release, warnings: &mut Vec<String>) -> Locale {
     let windows = &settings.windows;
     let language = windows.language.0.culture;
     let region = windows.region.as_ref().map_or(language, |region| &region.0);
@@ -77,10 +78,14 @@ fn locale(settings: &Settings, warnings: &mut Vec<String>) -> Locale {
         None if settings.pod.compat == Compat::Dockur => None,
         None => zones::of_culture(region).and_then(zones::windows),
     };
-    if let Some(zone) = zone.filter(|_| found.is_none()) {
+    let known = found.filter(|zone| !zones::is_newer(zone, release));
+    if let Some(zone) = zone.filter(|_| known.is_none()) {
+        let out = match found {
+            Some(_) => "set it in Windows when its updates are installed",
+            None => "set a name like Europe/Berlin",
+        };
         warnings.push(format!(
-            "TZ={}: Windows has no time zone for it, and uses its own: set a name like \
-             Europe/Berlin",
+            "TZ={}: this Windows has no time zone for it, and uses its own: {out}",
             zone.show()
         ));
     }
@@ -88,7 +93,7 @@ fn locale(settings: &Settings, warnings: &mut Vec<String>) -> Locale {
         language: language.to_owned(),
         region: region.to_owned(),
         keyboard: keyboard.unwrap_or_else(|| language.to_owned()),
-        zone: found,
+        zone: known,
         // The machine's clock follows TZ, and is in UTC without it.
         universal_clock: zone.is_none() && found.is_some(),
     }

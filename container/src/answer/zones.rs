@@ -4,6 +4,8 @@
 //! `zones/zones.txt` is generated from the two files of CLDR beside it, and a test compares them:
 //! `transom answers` needs no XML of CLDR at run time.
 
+use super::release::Release::{self, Server2012R2, Server2016, Server2019, Server2022};
+
 /// Lines `Windows' name;territory;names of the tz database`, and `=name alias…`.
 const TABLE: &str = include_str!("zones/zones.txt");
 
@@ -48,6 +50,63 @@ const PRIMARY: [(&str, &str); 26] = [
     ("UZ", "Asia/Tashkent"),
     ("MY", "Asia/Kuala_Lumpur"),
 ];
+
+/// Zones that Windows got by updates after the media of old releases, and the first release that
+/// has each from the start. Media of Windows 10 and 11 are newer than all of them, except those of
+/// LTSB and LTSC before 2021, which are not told apart.
+const NEW: [(&str, Release); 39] = [
+    ("Aleutian Standard Time", Server2016),
+    ("Altai Standard Time", Server2016),
+    ("Astrakhan Standard Time", Server2016),
+    ("Aus Central W. Standard Time", Server2016),
+    ("Belarus Standard Time", Server2016),
+    ("Bougainville Standard Time", Server2016),
+    ("Chatham Islands Standard Time", Server2016),
+    ("Cuba Standard Time", Server2016),
+    ("Easter Island Standard Time", Server2016),
+    ("Eastern Standard Time (Mexico)", Server2016),
+    ("Haiti Standard Time", Server2016),
+    ("Line Islands Standard Time", Server2016),
+    ("Lord Howe Standard Time", Server2016),
+    ("Marquesas Standard Time", Server2016),
+    ("Norfolk Standard Time", Server2016),
+    ("North Korea Standard Time", Server2016),
+    ("Russia Time Zone 10", Server2016),
+    ("Russia Time Zone 11", Server2016),
+    ("Russia Time Zone 3", Server2016),
+    ("Saint Pierre Standard Time", Server2016),
+    ("Sakhalin Standard Time", Server2016),
+    ("Tocantins Standard Time", Server2016),
+    ("Tomsk Standard Time", Server2016),
+    ("Transbaikal Standard Time", Server2016),
+    ("Turks And Caicos Standard Time", Server2016),
+    ("UTC-08", Server2016),
+    ("UTC-09", Server2016),
+    ("W. Mongolia Standard Time", Server2016),
+    ("West Bank Standard Time", Server2016),
+    ("Magallanes Standard Time", Server2019),
+    ("Omsk Standard Time", Server2019),
+    ("Sao Tome Standard Time", Server2019),
+    ("Saratov Standard Time", Server2019),
+    ("Sudan Standard Time", Server2019),
+    ("UTC+13", Server2019),
+    ("Qyzylorda Standard Time", Server2022),
+    ("South Sudan Standard Time", Server2022),
+    ("Volgograd Standard Time", Server2022),
+    ("Yukon Standard Time", Server2022),
+];
+
+/// Whether the media of a release may lack a zone: Windows Setup stops at an unknown one.
+pub fn is_newer(zone: &str, release: Release) -> bool {
+    let media = [Server2012R2, Server2016, Server2019, Server2022];
+    let age = |release: Release| match release {
+        Release::Windows81 => Some(0),
+        Release::HyperV2019 => Some(2),
+        other => media.iter().position(|it| *it == other),
+    };
+    let first = NEW.iter().find(|(new, _)| *new == zone).map(|(_, first)| age(*first));
+    age(release).is_some_and(|is| first.flatten().is_some_and(|first| is < first))
+}
 
 /// A line of the table that maps.
 fn rows() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
@@ -95,6 +154,19 @@ mod test {
 
     use super::super::parse::{Node, read};
     use super::*;
+
+    #[test]
+    fn old_media_lack_new_zones() {
+        let known: Vec<_> = rows().map(|(windows, ..)| windows).collect();
+        for (zone, first) in NEW {
+            assert!(known.contains(&zone), "{zone}");
+            assert!(is_newer(zone, Release::Windows81) && !is_newer(zone, first), "{zone}");
+            assert!(!is_newer(zone, Release::Windows11) && !is_newer(zone, Release::Server2025));
+        }
+        assert!(is_newer("Saratov Standard Time", Server2016));
+        assert!(!is_newer("Omsk Standard Time", Release::HyperV2019));
+        assert!(!is_newer("W. Europe Standard Time", Server2012R2));
+    }
 
     /// The elements of a file of CLDR, without its document type, which our parser refuses.
     fn elements(text: &str) -> Vec<Node> {

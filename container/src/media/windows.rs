@@ -39,14 +39,16 @@ const SERVERS: [(u32, &str); 8] = [
     (0, "Windows Server"),
 ];
 /// Edition IDs, in lower case, and the words of `EDITION` for them. Others are their own word.
-const WORDS: [(&str, &[&str]); 14] = [
+const WORDS: [(&str, &[&str]); 16] = [
     ("core", &["home"]),
     ("coren", &["homen"]),
     ("coresinglelanguage", &["homesinglelanguage", "homesl"]),
     ("professional", &["pro"]),
     ("professionaln", &["pron"]),
     ("professionaleducation", &["proeducation"]),
+    ("professionaleducationn", &["proeducationn"]),
     ("professionalworkstation", &["proworkstation", "proworkstations", "proforworkstations"]),
+    ("professionalworkstationn", &["proworkstationn", "proworkstationsn", "pronforworkstations"]),
     ("enterprises", &["ltsc", "enterpriseltsc"]),
     ("iotenterprise", &["iot"]),
     ("iotenterprises", &["iot", "iotltsc", "iotenterpriseltsc", "enterpriseiot"]),
