@@ -39,6 +39,7 @@ use std::fs;
 use std::mem;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -302,7 +303,11 @@ async fn run_machine(pod: &Arc<Pod>, signals: &mut Signals) -> anyhow::Result<u8
         started = pod.start(&network) => match started {
             Ok((child, events)) => {
                 let monitor = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
-                let status = pod.watch(child, events, signals).await;
+                let mut watched = pin!(pod.watch(child, events, signals));
+                let status = tokio::select! {
+                    status = &mut watched => status,
+                    () = pod.set_up() => watched.await,
+                };
                 monitor.abort();
                 pod.monitors.end(&status).await;
                 status
@@ -430,7 +435,7 @@ impl Pod {
         let config = machine::config(settings, &self.plan.sizes, &parts)?;
         let does = if self.is_continued() { "Continuing" } else { "Starting" };
         self.story.enter(Phase::Booting, &format!("{does} {}…", self.plan.name()));
-        let options = Options::of(settings, &self.plan.source);
+        let options = Options::of(settings, &self.plan.source, self.is_continued());
         let (mut child, events) =
             Child::start(self.runtime_folder.control(), &self.story, options)?;
         network.close_queues();
@@ -452,9 +457,8 @@ impl Pod {
         Ok((child, events))
     }
 
-    /// The rights that the rest of the pod's life needs: those for its end, and, until the guest
-    /// has booted from its disk for the first time, the right to mark that on another user's
-    /// volume.
+    /// The rights that the rest of the pod's life needs: those for its end, and, until Windows is
+    /// set up, the right to mark that on another user's volume.
     fn rights(&self) -> Capabilities {
         let us = rustix::process::geteuid();
         let mut rights = Capabilities::empty();
@@ -466,8 +470,8 @@ impl Pod {
         let folder = &settings.storage.folder;
         let foreign = |found: fs::Metadata| found.uid() != us.as_raw();
         let foreign = fs::metadata(folder).is_ok_and(foreign);
-        let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
-        let marks = marks && !settings.disk.ephemeral;
+        let is_new = |volume: &Volume| !volume.has_booted() || volume.is_being_set_up();
+        let marks = self.volume.as_ref().is_some_and(is_new) && !settings.disk.ephemeral;
         rights.set(Capabilities::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
     }

@@ -24,11 +24,13 @@ use crate::status::{Failure, Status};
 
 use content::Content;
 
-/// Extensions of state files: the medium of the installation, the version that installed, and the
-/// mark of a disk that has booted.
+/// Extensions of state files: the medium of the installation, the version that installed, the mark
+/// of a disk that has booted, and the mark of a Windows that is not set up yet, with the names of
+/// the files to remove afterwards.
 pub const BASE: &str = "base";
 pub const VERSION: &str = "ver";
 pub const BOOTED: &str = "boot";
+pub const SETUP: &str = "setup";
 
 /// The content of `windows.base`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct Found {
     pub movable: bool,
     /// Whether the disk is marked as booted.
     pub booted: bool,
+    /// The mark of a Windows that is not set up yet, if it is there.
+    pub setup: Option<PathBuf>,
     pub base: Base,
     /// The folder of a backup that was interrupted.
     pub backup: Option<PathBuf>,
@@ -71,6 +75,7 @@ impl Found {
                     && !found.disk.path.is_symlink()
             }),
             booted: volume.join(format!("{app}.{BOOTED}")).is_file(),
+            setup: Some(volume.join(format!("{app}.{SETUP}"))).filter(|path| path.is_file()),
             base: read_base(&volume.join(format!("{app}.{BASE}"))),
             backup: changes::interrupted(volume),
         }
@@ -267,6 +272,13 @@ impl Next {
                 "an installation on {disk} was interrupted when it could boot already: it goes on \
                  there: if it does not start, move {disk} away to install again"
             )),
+            (Step::Boot(Why::Booted), _) if self.found.setup.is_some() => {
+                let mark = self.found.setup.as_ref().map(|path| path.show()).unwrap_or_default();
+                Some(format!(
+                    "Windows was interrupted before it was set up: it goes on: if it shows an \
+                     error instead, move {disk} away to install again; if it works, remove {mark}"
+                ))
+            }
             (Step::Boot(_), Base::Invalid(why)) => Some(why.clone()),
             _ => None,
         }

@@ -16,6 +16,7 @@ use transom_tests::say;
 
 use super::download::range;
 use super::health::Health;
+use super::medium;
 use super::pod::{Case, Place, is_reached, stops};
 use super::steps::{BOOT, CLIENT};
 
@@ -145,10 +146,11 @@ fn end(pod: &mut Running, by: Signal) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Most of the medium came once.
+/// Most of the medium came once, and it is gone.
 fn was_resumed(place: &Place) -> anyhow::Result<()> {
     let Some(microsoft) = &place.microsoft else { return Ok(()) };
-    let whole = fs::metadata(place.storage().join(&microsoft.file))?.len();
+    microsoft.is_removed(place)?;
+    let whole = fs::metadata(medium::path(CLIENT.medium)?)?.len();
     let requests = microsoft.site.take_requests();
     let asked: u64 = requests.iter().filter_map(|it| range(it)).map(|(from, to)| to - from).sum();
     say!("{} of {} MB asked for", asked / 1_000_000, whole / 1_000_000);

@@ -1,5 +1,7 @@
 //! The medium from a fake Microsoft, which is the pod's proxy in its network.
 
+use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -86,6 +88,15 @@ impl Microsoft {
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// Windows is set up, and its medium is gone, with the mark that names it.
+    pub(crate) fn is_removed(&self, place: &Place) -> anyhow::Result<()> {
+        let names = fs::read_dir(place.storage())?.flatten().map(|it| it.file_name());
+        let names: Vec<_> = names.collect();
+        let left = |name: &OsString| *name == *self.file || *name == *"windows.setup";
+        ensure!(!names.iter().any(left), "{names:?}");
+        Ok(())
     }
 
     /// The file came in ranges at the same time, and after a break only the rest of one again.

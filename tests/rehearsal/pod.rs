@@ -104,6 +104,7 @@ pub(crate) fn install(case: &Case, place: &Place, pod: &mut Running) -> anyhow::
     health.reported_all(pod, case.download.is_some())?;
     if let Some(microsoft) = &place.microsoft {
         microsoft.was_asked()?;
+        microsoft.is_removed(place)?;
     }
     if case.drivers {
         is_reached(place, pod)?;

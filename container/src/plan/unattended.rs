@@ -97,6 +97,12 @@ impl Unattended {
         matches!(self.custom, Some((_, Kind::Finished)))
     }
 
+    /// Whether Windows reports the steps of the installation: an answer file of the user may have
+    /// its own way to the end.
+    pub fn reports(&self) -> bool {
+        self.custom.is_none()
+    }
+
     /// Where Windows' drivers come from, in words.
     pub fn drivers(&self) -> String {
         match (&self.bundle, &self.remote) {

@@ -63,10 +63,12 @@ pub struct Options<'a> {
     /// The time zone of the guest's clock; the container's if not set.
     pub zone: Option<&'a str>,
     pub logged: LoggedLines,
+    /// The guest does not boot, but goes on.
+    pub continues: bool,
 }
 
 impl<'a> Options<'a> {
-    pub fn of(settings: &'a Settings, source: &Source) -> Self {
+    pub fn of(settings: &'a Settings, source: &Source, continues: bool) -> Self {
         let level = match (settings.pod.trace, settings.pod.debug) {
             (true, _) => "trace",
             (_, true) => "debug",
@@ -79,7 +81,7 @@ impl<'a> Options<'a> {
             (Source::Probe, _) => LoggedLines::Probe,
             _ => LoggedLines::Lines,
         };
-        Self { level, zone: if utc { Some("UTC") } else { zone }, logged }
+        Self { level, zone: if utc { Some("UTC") } else { zone }, logged, continues }
     }
 }
 
@@ -113,7 +115,7 @@ impl Child {
         let (sender, events) = mpsc::channel(MAX_EVENTS);
         let output = process.stdout.take().context("no standard output")?;
         let guest_log = GuestLog::new(story.clone(), options.logged);
-        let reports = Reports::new(story.clone());
+        let reports = Reports::new(story.clone(), options.continues);
         tokio::spawn(listen(output, guest_log, reports, sender));
         let errors = process.stderr.take().context("no standard error")?;
         let last = LastError::default();
@@ -322,7 +324,7 @@ mod test {
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
         let story = Story::new();
         let guest_log = GuestLog::new(story.clone(), LoggedLines::Nothing);
-        listen(said.as_bytes(), guest_log, Reports::new(story), sender).await;
+        listen(said.as_bytes(), guest_log, Reports::new(story, false), sender).await;
         let mut count = 0;
         while let Some((BootEvent::Starts { .. }, _)) = events.recv().await {
             count += 1;
@@ -338,7 +340,7 @@ mod test {
         let said = format!("{flood}BdsDxe: No bootable option or device was found.\n{flood}");
         let (sender, mut events) = mpsc::channel(MAX_EVENTS);
         let guest_log = GuestLog::new(story.clone(), LoggedLines::Lines);
-        listen(said.as_bytes(), guest_log, Reports::new(story.clone()), sender).await;
+        listen(said.as_bytes(), guest_log, Reports::new(story.clone(), false), sender).await;
         assert!(matches!(events.recv().await, Some((BootEvent::Nothing, _))));
         let (lines, count) = story.lines(0);
         assert!(count < 2600, "{count} of a million lines");

@@ -36,9 +36,10 @@ pub struct Reports {
 }
 
 impl Reports {
-    pub fn new(story: Arc<Story>) -> Self {
+    /// `from_disk`: the guest was started from its disk before.
+    pub fn new(story: Arc<Story>, from_disk: bool) -> Self {
         let [bucket, lines] = [REPORTS, GUEST].map(Bucket::new);
-        Self { story, bucket, lines, from_disk: false, log: VecDeque::new(), due: None }
+        Self { story, bucket, lines, from_disk, log: VecDeque::new(), due: None }
     }
 
     /// Notes what the firmware started.

@@ -28,10 +28,12 @@ use super::volume::Volume;
 use super::{Pod, started};
 use crate::disks::original;
 use crate::jail::{self, Capabilities};
+use crate::plan::unattended::Unattended;
 use crate::settings::Shutdown;
 use crate::settings::host::{self, MemoryLoad};
 use crate::status::Status;
 use crate::story::Phase;
+use crate::story::installation::{Installation, Stage as Installed};
 
 /// Warn if the firmware has started nothing after this time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -73,6 +75,13 @@ struct Stop {
     balloon: Option<Balloon>,
     /// How long ago it may have come.
     late: Duration,
+}
+
+/// Nothing else on the volume belongs to another user from here on.
+fn drop_right_to_mark() {
+    if let Err(error) = jail::drop_capabilities(Capabilities::DAC_OVERRIDE) {
+        tracing::warn!("the pod keeps the right to write any file: {error:#}");
+    }
 }
 
 impl Pod {
@@ -365,10 +374,12 @@ impl Pod {
         // An ephemeral machine leaves no marks.
         let volume = self.volume.as_ref().filter(|_| !settings.disk.ephemeral);
         if disk && let Some(volume) = volume.filter(|it| !it.has_booted()) {
-            match volume.mark_booted() {
+            let reports = self.plan.unattended.as_ref().is_some_and(Unattended::reports);
+            let begun = if reports { volume.begin_setup(&self.plan) } else { Ok(()) };
+            match volume.mark_booted().and(begun) {
                 Ok(()) => {
                     tracing::info!("{app} starts from its disk for the first time");
-                    if settings.media.remove && name.contains(WINDOWS) {
+                    if !reports && settings.media.remove && name.contains(WINDOWS) {
                         volume.remove_media(&self.plan, &self.story);
                     }
                 }
@@ -376,12 +387,24 @@ impl Pod {
                     tracing::warn!("the first boot of {app} cannot be marked: {error:#}");
                 }
             }
-            // Nothing else on the volume belongs to another user from here on.
-            if let Err(error) = jail::drop_capabilities(Capabilities::DAC_OVERRIDE) {
-                tracing::warn!("the pod keeps the right to write any file: {error:#}");
+            if !volume.is_being_set_up() {
+                drop_right_to_mark();
             }
         }
         self.runs(&format!("{} starts", name.trim()));
+    }
+
+    /// Waits until Windows reports that it is set up, and removes what only an installation needs.
+    pub(super) async fn set_up(&self) {
+        let is_set_up = |it: &Installation| it.stage >= Installed::SetupComplete;
+        let mut scene = self.story.scene();
+        // The sender is this pod's.
+        scene.wait_for(|it| it.installation.as_ref().is_some_and(is_set_up)).await.ok();
+        let ephemeral = self.plan.input.settings.disk.ephemeral;
+        if let Some(volume) = self.volume.as_ref().filter(|_| !ephemeral) {
+            volume.end_setup(self.plan.input.settings.media.remove, &self.story);
+            drop_right_to_mark();
+        }
     }
 
     /// Reports that the guest runs.

@@ -16,12 +16,13 @@ use crate::files;
 use crate::firmware::MODE;
 use crate::kept::{ADAPTER, ADDRESS, TYPE};
 use crate::settings::Settings;
-use crate::state::{BASE, BOOTED, VERSION};
+use crate::state::{BASE, BOOTED, SETUP, VERSION};
 
 /// Extensions of files of the firmware, which are named after the boot mode.
 const FIRMWARE: [&str; 2] = ["vars", "tpm"];
 /// Extensions of the files that describe the disk.
-const STATE: [&str; 9] = [BASE, BOOTED, VERSION, MODE, TYPE, ADAPTER, ADDRESS, RECORD, SEALED];
+const STATE: [&str; 10] =
+    [BASE, BOOTED, SETUP, VERSION, MODE, TYPE, ADAPTER, ADDRESS, RECORD, SEALED];
 /// Maximum bytes of a file that is no disk.
 const MAX_SMALL: u64 = 16 << 20;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::{BASE, BOOTED, Base, Found, Next, Step, VERSION};
+use super::{BASE, BOOTED, Base, Found, Next, SETUP, Step, VERSION};
 use crate::files;
 
 /// Folder of the volume for former installations, as in the reference image.
@@ -114,7 +114,7 @@ pub fn before(next: &Next, place: &Place) -> Vec<Change> {
         Step::Replace => changes.extend(backup(&next.found, place, base)),
     }
     // First the mark: with it, the new base would be that of an installed disk.
-    changes.push(Change::Remove(place.file(BOOTED)));
+    changes.extend([BOOTED, SETUP].map(|end| Change::Remove(place.file(end))));
     match base {
         Some(base) => changes.extend([
             Change::Write {

@@ -75,6 +75,8 @@ const ROWS: &[Row] = &[
     row(&[FILES, MARK, "windows.base=w.zip"],
         &[("VERSION", "https://example.com/w.zip")], ("boot", "booted before"), Boots),
     row(&[FILES, MARK], &[], ("boot", "booted before"), Boots),
+    row(&[FILES, MARK, ELEVEN, ISO, "windows.setup"],
+        &[], ("boot", "interrupted before it was set up"), Boots),
     row(&[FILES, MARK], TEN_DOCKUR, ("boot", "booted before"), Boots),
     row(&[OTHER, MARK, ELEVEN], DOCKUR, ("boot", "booted before"), Boots),
     row(&[EMPTY, MARK, ELEVEN], &[], ("boot", "booted before"), Boots),

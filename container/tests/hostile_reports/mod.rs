@@ -15,7 +15,7 @@ const MAX_LINES: u64 = 64 * 4 + 2000;
 pub(crate) fn read(bytes: &[u8]) -> Arc<Story> {
     let story = Story::new();
     story.enter(Phase::Running, "");
-    let (mut console, mut reports) = (Console::default(), Reports::new(story.clone()));
+    let (mut console, mut reports) = (Console::default(), Reports::new(story.clone(), false));
     // The listener of the pod limits boot events.
     let mut events = 0;
     for line in console.take(bytes) {

@@ -33,7 +33,7 @@ async fn after(lines: &str) -> (Value, (bool, String), Vec<String>) {
     story.enter(Phase::Running, "The medium starts");
     let (sender, _events) = mpsc::channel(64);
     let guest_log = GuestLog::new(story.clone(), LoggedLines::Lines);
-    listen(lines.as_bytes(), guest_log, Reports::new(story.clone()), sender).await;
+    listen(lines.as_bytes(), guest_log, Reports::new(story.clone(), false), sender).await;
     let texts = story.lines(0).0.into_iter().map(|line| line.text).collect();
     (web.state().await, web.health(Health::Ready).await, texts)
 }

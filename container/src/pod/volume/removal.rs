@@ -1,25 +1,58 @@
-//! Removes media from the volume when Windows starts from its disk, as the reference image does.
+//! Removes media from the volume when Windows is set up: until then, an installation that was
+//! interrupted may have to begin again. The reference image removes them when Windows first starts
+//! from its disk.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
 use super::Volume;
 use crate::download::drivers::Remote;
 use crate::plan::Plan;
 use crate::source::Source;
-use crate::state::name;
+use crate::state::{SETUP, name};
 use crate::story::Story;
 
 impl Volume {
+    /// Marks that Windows is on its disk, and not set up yet.
+    pub fn begin_setup(&self, plan: &Plan) -> anyhow::Result<()> {
+        let downloads =
+            if plan.input.settings.media.remove { self.downloads(plan) } else { vec![] };
+        let names = downloads.iter().filter_map(|path| path.file_name()?.to_str());
+        self.write(SETUP, &names.map(|name| format!("{name}\n")).collect::<String>())
+    }
+
+    pub fn is_being_set_up(&self) -> bool {
+        self.file(SETUP).is_file()
+    }
+
+    /// Windows is set up. Removes the mark and, with REMOVE=Y, the files that it names.
+    pub fn end_setup(&self, removes: bool, story: &Story) {
+        let Some(names) = self.read(SETUP) else { return };
+        let is_medium = |name: &&str| {
+            name.ends_with(".iso") && Path::new(name).file_name() == Some(name.as_ref())
+        };
+        let names = names.lines().filter(|_| removes).filter(is_medium);
+        self.remove(names.map(|name| self.folder.join(name)).collect(), story);
+        if let Err(error) = fs::remove_file(self.file(SETUP)) {
+            tracing::warn!("{} cannot be removed: {error}", self.file(SETUP).display());
+        }
+    }
+
     /// Removes the medium and the drivers that the container downloads for this installation. The
     /// user's files stay: mounted ones, and those with other names.
     pub fn remove_media(&self, plan: &Plan, story: &Story) {
-        for path in self.downloads(plan).into_iter().filter(|path| self.has(path)) {
+        self.remove(self.downloads(plan), story);
+    }
+
+    fn remove(&self, files: Vec<PathBuf>, story: &Story) {
+        for path in files.into_iter().filter(|path| self.has(path)) {
             let shown = path.display();
             match fs::remove_file(&path) {
                 Ok(()) => story.info(&format!(
-                    "{shown} is removed, because Windows is on its disk: REMOVE=N keeps it"
+                    "{shown} is removed, because Windows is installed: REMOVE=N keeps it"
                 )),
                 Err(error) => tracing::warn!("{shown} cannot be removed: {error}"),
             }
@@ -40,8 +73,21 @@ impl Volume {
     /// Whether a path leads to a file of the volume itself, and not to one that is mounted there.
     fn has(&self, path: &Path) -> bool {
         let Ok(folder) = fs::metadata(&self.folder) else { return false };
-        fs::symlink_metadata(path).is_ok_and(|it| it.is_file() && it.dev() == folder.dev())
+        let Ok(found) = fs::symlink_metadata(path) else { return false };
+        // Files of an overlay may have other device numbers than its folders.
+        let is_same = match (mount(&self.folder.join(".")), mount(path)) {
+            (Some(folder), Some(file)) => folder == file,
+            _ => folder.dev() == found.dev(),
+        };
+        found.is_file() && is_same
     }
+}
+
+/// The number of the mount that a path is on, if the kernel tells it (Linux 5.8).
+fn mount(path: &Path) -> Option<u64> {
+    let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok()?;
+    let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID);
+    told.then_some(found.stx_mnt_id)
 }
 
 #[cfg(test)]
@@ -52,6 +98,7 @@ mod test {
     use crate::media::testutil::{Layout, cd, install_cd, windows_11};
 
     const DRIVERS: &str = "virtio-win-0.1.271.iso";
+    const ISO: &str = "win11x64.iso";
 
     /// A host with these files, and the names of those that are on the volume afterwards.
     fn left(files: &[&str], words: &[(&str, &str)]) -> Vec<String> {
@@ -94,6 +141,47 @@ mod test {
         assert_eq!(left(&["storage/my.iso"], &[("VERSION", url)]), [""; 0]);
         let mirror = ("DRIVERS", "https://example.com/v.iso");
         assert_eq!(left(&[medium, "storage/virtio-win-v.iso"], &[mirror]), [""; 0]);
+    }
+
+    #[test]
+    fn a_medium_stays_until_windows_is_set_up() {
+        let root = tempfile::tempdir().unwrap();
+        let storage = root.path().join("storage");
+        fs::create_dir(&storage).unwrap();
+        fs::create_dir(root.path().join("proc")).unwrap();
+        fs::write(root.path().join("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
+        let names = || {
+            let mut names: Vec<_> = fs::read_dir(&storage)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let volume = Volume::at(&storage, "windows");
+        for (words, removes, left) in [
+            (&[][..], true, &["theirs"][..]),
+            (&[], false, &["theirs", ISO]),
+            (&[("REMOVE", "N")], true, &["theirs", ISO]),
+        ] {
+            fs::write(storage.join(ISO), install_cd(Layout::Bridge, &windows_11(9))).unwrap();
+            fs::write(storage.join("theirs"), []).unwrap();
+            let words = words.iter().map(|(name, text)| ((*name).into(), (*text).into()));
+            let plan = Plan::make(&words.collect(), root.path()).unwrap();
+            volume.begin_setup(&plan).unwrap();
+            assert!(volume.is_being_set_up());
+            assert_eq!(names(), ["theirs", ISO, "windows.setup"]);
+            // Somebody may have written the list.
+            let mark = volume.read(SETUP).unwrap();
+            let forged = format!("../theirs.iso\n.\n\ntheirs\n{mark}\n/etc\nnone.iso\n");
+            volume.write(SETUP, &forged).unwrap();
+            fs::write(root.path().join("theirs.iso"), []).unwrap();
+            // The user may have changed REMOVE since.
+            volume.end_setup(removes, &Story::new());
+            assert_eq!(names(), left);
+            assert!(root.path().join("theirs.iso").exists() && !volume.is_being_set_up());
+            volume.end_setup(removes, &Story::new());
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(super) const MEDIA: &[Variable] = variables! {
     /// Compares downloads with their known checksums.
     ignored "VERIFY" = "N"
         => "downloads are always compared with their known checksums: leave it out";
-    /// Deletes the downloaded medium, and downloaded drivers, once Windows starts from its disk.
+    /// Deletes the downloaded medium, and downloaded drivers, once Windows is set up.
     /// Files that are mounted, or that have other names, stay.
     full "REMOVE" = "Y" (media.remove);
     /// Downloads the medium from Microsoft if it is not there.
