@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 pub use self::certificate::Changed;
-use self::certificate::Pin;
+use self::certificate::{Accepted, Pin};
 pub use self::handshake::answers;
 use self::handshake::{Refusal, connect, read_request};
 use self::info::Filtered;
@@ -102,15 +102,20 @@ impl Gateway {
                 return Err(Refusal::ViewOnly);
             }
             let guest = self.guest.get().ok_or(Refusal::NoNetwork)?;
-            let (answer, guest) = connect(guest, &request, &self.pin).await?;
+            let connected = connect(guest, &request, &self.pin).await?;
             let place = self.take_place(&peer).ok_or(Refusal::Full)?;
-            Ok((answer, guest, place))
+            Ok((connected, place))
         };
         let connected = timeout(HANDSHAKE_TIMEOUT, connected).await;
         match connected.unwrap_or(Err(Refusal::TimedOut)) {
-            Ok((answer, guest, _place)) => {
+            Ok(((answer, guest, accepted), _place)) => {
                 if send(&mut stream, &answer).await.is_ok() {
-                    copy_both_ways(Filtered::new(stream), guest).await;
+                    let gateway = self.clone();
+                    let proven = move || match accepted {
+                        Accepted::Known => {}
+                        Accepted::First(fingerprint) => gateway.pin.proven(fingerprint),
+                    };
+                    copy_both_ways(Filtered::new(stream, Box::new(proven)), guest).await;
                 }
             }
             Err(refusal) => {

@@ -36,6 +36,14 @@ pub struct Changed {
     pub shown: String,
 }
 
+/// A certificate that is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Accepted {
+    Known,
+    /// Its owner has proven nothing yet. The fingerprint.
+    First(String),
+}
+
 /// The kept certificate.
 #[derive(Default)]
 pub(super) struct Pin {
@@ -67,27 +75,37 @@ impl Pin {
         self.file.get_or_init(|| file);
     }
 
-    /// Keeps the first certificate, if its owner offers to prove in CredSSP that it knows the
-    /// password. Without CredSSP the owner gets the password, so that a user must trust it: an
-    /// attacker may offer CredSSP first. Refuses another one.
-    pub(super) fn accepts(&self, certificate: &CertificateDer<'_>, proves: bool) -> bool {
+    /// Accepts the first certificate if its owner offers to prove in CredSSP that it knows the
+    /// password: the caller calls `proven` when it has. Without CredSSP the owner gets the
+    /// password, so that a user must trust it: an attacker may offer CredSSP first. Refuses another
+    /// one.
+    pub(super) fn accepts(
+        &self,
+        certificate: &CertificateDer<'_>,
+        proves: bool,
+    ) -> Option<Accepted> {
         let fingerprint = fingerprint(certificate);
         let mut fingerprints = self.lock();
         match &fingerprints.kept {
             Some(kept) if *kept == fingerprint && (proves || fingerprints.trusted) => {
                 fingerprints.shown = None;
-                true
+                Some(Accepted::Known)
             }
             kept if kept.is_some() || !proves => {
                 fingerprints.shown = Some(fingerprint);
-                false
+                None
             }
-            _ => {
-                if let Err(error) = self.keep(&mut fingerprints, fingerprint, false) {
-                    tracing::warn!("the certificate of the remote desktop is not kept: {error:#}");
-                }
-                true
-            }
+            _ => Some(Accepted::First(fingerprint)),
+        }
+    }
+
+    /// Keeps the first certificate: its owner knows the password.
+    pub(super) fn proven(&self, fingerprint: String) {
+        let mut fingerprints = self.lock();
+        if fingerprints.kept.is_none()
+            && let Err(error) = self.keep(&mut fingerprints, fingerprint, false)
+        {
+            tracing::warn!("the certificate of the remote desktop is not kept: {error:#}");
         }
     }
 

@@ -13,7 +13,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::RDP;
-use super::certificate::{Pin, connector};
+use super::certificate::{Accepted, Pin, connector};
 use crate::pod::network::GuestAddress;
 
 /// Maximum bytes of a request of a browser. It has a name, a token and the first packet.
@@ -159,12 +159,13 @@ fn is_packet(bytes: &[u8], code: u8) -> bool {
     length == bytes.len() && length <= MAX_PACKET_BYTES && found & 0xf0 == code
 }
 
-/// Connects to the guest, and returns the answer to the browser.
+/// Connects to the guest, and returns the answer to the browser, and how its certificate is
+/// accepted.
 pub(super) async fn connect(
     guest: &GuestAddress,
     request: &[u8],
     pin: &Pin,
-) -> Result<(RDCleanPathPdu, TlsStream<TcpStream>), Refusal> {
+) -> Result<(RDCleanPathPdu, TlsStream<TcpStream>, Accepted), Refusal> {
     let mut stream = guest.connect(RDP).await.map_err(Refusal::Unreachable)?;
     let address = stream.peer_addr().map_err(|error| Refusal::Unreachable(error.into()))?.ip();
     let packet = exchange(&mut stream, request).await?;
@@ -177,15 +178,13 @@ pub(super) async fn connect(
     let stream = connector.connect(name, stream).await.map_err(Refusal::Tls)?;
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let proves = WITH_CREDSSP.contains(&protocol);
-    let is_accepted = chain.first().is_some_and(|certificate| pin.accepts(certificate, proves));
-    if !is_accepted {
-        return Err(Refusal::OtherCertificate);
-    }
+    let accepted = chain.first().and_then(|certificate| pin.accepts(certificate, proves));
+    let accepted = accepted.ok_or(Refusal::OtherCertificate)?;
     let chain: Vec<_> = chain.iter().map(|it| it.to_vec()).collect();
     let answer =
         RDCleanPathPdu::new_response(format!("{}:{RDP}", address.to_canonical()), packet, chain);
     let answer = answer.map_err(|error| Refusal::Tls(io::Error::other(error)))?;
-    Ok((answer, stream))
+    Ok((answer, stream, accepted))
 }
 
 /// Sends the first packet, and returns the answer to it.

@@ -38,6 +38,10 @@ pub struct InfoFilter {
     head: Vec<u8>,
     /// Bytes of the current frame so far.
     position: usize,
+    /// Frames of CredSSP came before this one.
+    credssp: bool,
+    /// The client went on after CredSSP, in which the server proved that it knows the password.
+    pub proven: bool,
     done: bool,
 }
 
@@ -53,6 +57,10 @@ impl InfoFilter {
     }
 
     fn pass_byte(&mut self, byte: &mut u8) {
+        if self.position == 0 {
+            self.proven |= self.credssp && *byte == PACKET;
+            self.credssp |= *byte == CREDSSP;
+        }
         if self.head.len() < MAX_HEAD {
             self.head.push(*byte);
         }
@@ -111,11 +119,13 @@ fn frame_length(head: &[u8]) -> Length {
 pub(super) struct Filtered<S> {
     stream: S,
     filter: InfoFilter,
+    on_proof: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl<S> Filtered<S> {
-    pub(super) fn new(stream: S) -> Self {
-        Self { stream, filter: InfoFilter::default() }
+    /// `on_proof` is called when the client has the server's proof.
+    pub(super) fn new(stream: S, on_proof: Box<dyn FnOnce() + Send>) -> Self {
+        Self { stream, filter: InfoFilter::default(), on_proof: Some(on_proof) }
     }
 }
 
@@ -128,6 +138,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Filtered<S> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         self.filter.pass(&mut buf.filled_mut()[before..]);
+        if self.filter.proven
+            && let Some(on_proof) = self.on_proof.take()
+        {
+            on_proof();
+        }
         Poll::Ready(Ok(()))
     }
 }

@@ -9,6 +9,7 @@ use tokio::io::{DuplexStream, duplex};
 use tokio::net::TcpListener;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
+use super::certificate::Accepted;
 use super::*;
 
 /// The first packet of a client that allows TLS and CredSSP.
@@ -154,14 +155,23 @@ fn another_certificate_needs_a_user() {
     let (first, second) = (CertificateDer::from(vec![1]), CertificateDer::from(vec![2]));
     let pin = Pin::default();
     pin.keep_in(file.clone());
+    let accepts = |pin: &Pin, certificate, proves| pin.accepts(certificate, proves).is_some();
     // A server that does not prove that it knows the password must be trusted first.
-    assert!(!pin.accepts(&first, false) && !file.exists());
+    assert!(!accepts(&pin, &first, false) && !file.exists());
     assert_eq!(pin.changed().unwrap().kept, None);
-    assert!(pin.accepts(&first, true) && pin.accepts(&first, true));
+    // A server that only offers a proof is forgotten.
+    assert!(accepts(&pin, &second, true));
+    let Some(Accepted::First(fingerprint)) = pin.accepts(&first, true) else {
+        panic!("it is known")
+    };
+    assert!(!file.exists());
+    pin.proven(fingerprint);
+    pin.proven("other".into());
+    assert_eq!(pin.accepts(&first, true), Some(Accepted::Known));
     // It offered a proof, and would now get the password without one.
-    assert!(!pin.accepts(&first, false));
+    assert!(!accepts(&pin, &first, false));
     assert_eq!(pin.changed().unwrap().kept, None);
-    assert!(pin.accepts(&first, true) && !pin.accepts(&second, true));
+    assert!(accepts(&pin, &first, true) && !accepts(&pin, &second, true));
     let changed = pin.changed().unwrap();
     let kept = changed.kept.unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap().trim(), kept);
@@ -169,20 +179,23 @@ fn another_certificate_needs_a_user() {
     let pin = Pin::default();
     pin.keep_in(file.clone());
     assert_eq!(pin.changed(), None);
-    assert!(!pin.accepts(&second, true));
+    assert!(!accepts(&pin, &second, true));
     assert!(pin.trust(&kept).is_err() && pin.trust("").is_err());
     pin.trust(&changed.shown).unwrap();
-    assert!(pin.accepts(&second, true) && !pin.accepts(&first, true));
+    assert!(accepts(&pin, &second, true) && !accepts(&pin, &first, true));
     let pin = Pin::default();
     pin.keep_in(file.clone());
-    assert!(pin.accepts(&second, false), "a user trusts it, also after a start");
+    assert!(accepts(&pin, &second, false), "a user trusts it, also after a start");
     // A link on the volume is neither read nor followed by a write.
     let (target, link) = (folder.path().join("target"), folder.path().join("link"));
     fs::write(&target, format!("{kept}\n")).unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();
     let pin = Pin::default();
     pin.keep_in(link);
-    assert!(pin.accepts(&second, true));
+    let Some(Accepted::First(fingerprint)) = pin.accepts(&second, true) else {
+        panic!("it is known")
+    };
+    pin.proven(fingerprint);
     assert_eq!(fs::read_to_string(&target).unwrap().trim(), kept);
 }
 
@@ -211,7 +224,11 @@ fn the_info_packet_asks_for_sound_at_the_machine_and_for_a_sign_in() {
         for piece in [1, 2, 3, 7, 100, 1000] {
             let mut passed = sent.clone();
             let mut filter = InfoFilter::default();
-            passed.chunks_mut(piece).for_each(|bytes| filter.pass(bytes));
+            let (proof, rest) = passed.split_at_mut(credssp.len() + short.len());
+            proof.chunks_mut(piece).for_each(|bytes| filter.pass(bytes));
+            assert!(!filter.proven);
+            rest.chunks_mut(piece).for_each(|bytes| filter.pass(bytes));
+            assert!(filter.proven);
             assert_eq!(passed, wanted, "pieces of {piece}");
         }
     }
@@ -223,7 +240,9 @@ fn bytes_that_are_no_frames_pass_unchanged() {
     for start in [&[0, 1][..], &[3, 0, 0, 2], &[0x30, 0x83, 0, 0], &[3, 0, 0xff, 0xff]] {
         let sent = [start, &packet].concat();
         let mut passed = sent.clone();
-        InfoFilter::default().pass(&mut passed);
+        let mut filter = InfoFilter::default();
+        filter.pass(&mut passed);
         assert_eq!(passed, sent);
+        assert!(!filter.proven);
     }
 }
