@@ -134,11 +134,10 @@ fn read_text(file: File) -> io::Result<String> {
 /// itself, not its target.
 pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     beside(path, fill)?.persist(path)?;
-    sync_folder(path);
-    Ok(())
+    sync_folder(path)
 }
 
-/// Like [`write()`], but fails if the name is taken.
+/// Like [`write()`], but fails if the name is taken. After another error, it may be there.
 pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     match beside(path, fill)?.persist_noclobber(path) {
         // Some file systems cannot rename without replacing.
@@ -147,14 +146,27 @@ pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::
         }
         made => drop(made?),
     }
-    sync_folder(path);
-    Ok(())
+    sync_folder(path)
 }
 
+/// Errors of file systems that cannot sync a folder, and of folders that are only written.
+const CANNOT_SYNC: [Option<Errno>; 7] = [
+    Some(Errno::INVAL),
+    Some(Errno::OPNOTSUPP),
+    Some(Errno::NOSYS),
+    Some(Errno::BADF),
+    Some(Errno::ACCESS),
+    Some(Errno::PERM),
+    Some(Errno::ROFS),
+];
+
 /// Makes a new, changed or removed name durable. Some file systems cannot, and have no need.
-pub fn sync_folder(path: &Path) {
-    let folder = path.parent().and_then(|folder| File::open(folder).ok());
-    folder.map(|folder| folder.sync_all());
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if !CANNOT_SYNC.contains(&Errno::from_io_error(&error)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Writes and syncs a temporary file beside `path`, to be renamed.

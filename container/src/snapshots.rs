@@ -155,8 +155,7 @@ impl<'a> Shelf<'a> {
             open.set_permissions(Permissions::from_mode(0o700))?;
         }
         self.give(&open)?;
-        files::sync_folder(&folder);
-        Ok(())
+        Ok(files::sync_folder(&folder)?)
     }
 
     /// Gives a file or folder to the owner of the volume, whose pod must be able to use it even if
@@ -269,8 +268,7 @@ impl<'a> Shelf<'a> {
         let rename = || {
             let (from, to) = (self.hold(from)?, self.hold(to)?);
             fs::rename(&from, &to)?;
-            files::sync_folder(&to);
-            io::Result::Ok(())
+            files::sync_folder(&to)
         };
         rename().with_context(|| to.display().to_string())
     }

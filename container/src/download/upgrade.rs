@@ -26,7 +26,7 @@ pub(super) fn make(upgrade: &Path, path: &Path, name: &str, story: &Story) -> Re
         Ok(()) => {
             fs::rename(part(path), path)?;
             forget(path);
-            files::sync_folder(path);
+            files::sync_folder(path)?;
             // One that is mounted there stays.
             if let Err(error) = fs::remove_file(upgrade) {
                 tracing::warn!("{} cannot be removed: {error}", upgrade.display());

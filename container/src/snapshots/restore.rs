@@ -340,7 +340,7 @@ fn stage_one(
     // Last: root may lack the rights to change another's.
     fchown(&copy, Some(owner.uid()), Some(owner.gid())).ok();
     copy.sync_all()?;
-    files::sync_folder(&to);
+    files::sync_folder(&to)?;
     Ok(copy)
 }
 

@@ -43,7 +43,7 @@ impl Change {
         match self {
             Self::MakeFolder(path) => match fs::create_dir(path) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                _ => files::sync_folder(path),
+                _ => files::sync_folder(path)?,
             },
             Self::Move { from, to } => {
                 match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
@@ -53,12 +53,12 @@ impl Change {
                     }
                     renamed => renamed?,
                 }
-                files::sync_folder(to);
-                files::sync_folder(from);
+                files::sync_folder(to)?;
+                files::sync_folder(from)?;
             }
             Self::Remove(path) => match fs::remove_file(path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => files::sync_folder(path),
+                _ => files::sync_folder(path)?,
             },
             Self::Write { path, text } => {
                 files::write(path, |file| file.write_all(text.as_bytes()))?;
