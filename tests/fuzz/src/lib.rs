@@ -23,6 +23,7 @@ mod moving;
 mod msix;
 mod pod;
 pub mod runner;
+mod snapshot;
 mod state;
 mod swtpm;
 mod targets;

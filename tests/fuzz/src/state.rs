@@ -59,7 +59,7 @@ pub(crate) fn run(bench: &Bench, bytes: &[u8]) {
 }
 
 /// Goes down to some part of the state, and changes it. Returns None if the bytes are used up.
-fn change(value: &mut Value, bytes: &mut dyn Iterator<Item = u8>) -> Option<()> {
+pub(crate) fn change(value: &mut Value, bytes: &mut dyn Iterator<Item = u8>) -> Option<()> {
     let (which, stops) = (usize::from(bytes.next()?), bytes.next()?.is_multiple_of(16));
     match value {
         Value::Array(all) if !all.is_empty() && !stops => {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
 use crate::{
     Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, migration, moving, msix, pod,
-    state, swtpm, words,
+    snapshot, state, swtpm, words,
 };
 
 macro_rules! hostile {
@@ -102,6 +102,7 @@ pub const TARGETS: &[Target] = &[
     target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
     target("migration", 1 << 16, Own(migration::make), migration::run),
     target("moving-pods", 4096, Own(moving::make), |it| moving::run(folder(), it)),
+    target("snapshot", 256, Bytes, |it| snapshot::open(folder(), it)),
     target("kernel", 0x2000, Own(kernel::make), kernel::load),
     target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
     target("media", 512, Bytes, hostile_media::descriptors),
