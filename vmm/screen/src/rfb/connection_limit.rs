@@ -4,11 +4,13 @@
 //! Threats: a peer that opens many connections could keep others out. Each address can take only a
 //! part of the slots. Addresses of this host have no such limit, because a proxy there may serve
 //! many clients, and its users could do worse things anyway. Some slots are reserved for them. A
-//! connection that only waits gives way to newcomers, so even many silent addresses cannot keep
-//! others out. No data about an address outlives its connections.
+//! connection that only waits, or whose client does not read its answer, gives way to newcomers, so
+//! even many silent addresses cannot keep others out. No data about an address outlives its
+//! connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -16,6 +18,9 @@ use super::security::PeerNetwork;
 
 /// One of this many slots is reserved for addresses of this host.
 const RESERVED_SHARE: usize = 8;
+
+/// A connection whose client reads nothing of its answer for this long waits.
+pub(crate) const STALLED: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
 
 #[derive(Clone)]
 pub struct ConnectionLimit {
@@ -33,6 +38,8 @@ struct Holder {
     network: PeerNetwork,
     /// Number of reasons not to give way.
     busy: AtomicUsize,
+    /// Since when the client has not read what is being sent.
+    stalled: Mutex<Option<Instant>>,
     /// Notified when the slot was given to another connection.
     evicted: Notify,
 }
@@ -40,6 +47,11 @@ struct Holder {
 impl Holder {
     fn waits(&self) -> bool {
         self.busy.load(Ordering::Relaxed) == 0
+            || self.stalled().is_some_and(|since| since.elapsed() >= STALLED)
+    }
+
+    fn stalled(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.stalled.lock().expect("nothing panics with this lock")
     }
 }
 
@@ -101,7 +113,13 @@ impl ConnectionLimit {
             gone.evicted.notify_one();
             taken.retain(|it| !Arc::ptr_eq(it, &gone));
         }
-        let holder = Arc::new(Holder { network, busy: busy.into(), evicted: Notify::new() });
+        let holder = Holder {
+            network,
+            busy: busy.into(),
+            stalled: Mutex::default(),
+            evicted: Notify::new(),
+        };
+        let holder = Arc::new(holder);
         taken.push(holder.clone());
         Some(Slot { taken: self.taken.clone(), holder })
     }
@@ -117,6 +135,10 @@ impl Slot {
         self.holder.evicted.notified().await;
     }
 
+    pub(crate) fn reading(&self) -> Reading {
+        Reading(self.holder.clone())
+    }
+
     /// The connection does not give way until the result is dropped.
     pub(crate) fn mark_busy(&self) -> BusyGuard {
         let _taken = lock(&self.taken);
@@ -128,6 +150,20 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         lock(&self.taken).retain(|it| !Arc::ptr_eq(it, &self.holder));
+    }
+}
+
+/// Tells the slot whether its client reads. It does not hold the slot.
+pub(crate) struct Reading(Arc<Holder>);
+
+impl Reading {
+    /// A part of an answer was sent, or waits for the client to read.
+    pub(crate) fn note(&self, sent: bool) {
+        let mut stalled = self.0.stalled();
+        match sent {
+            true => *stalled = None,
+            false => drop(stalled.get_or_insert_with(Instant::now)),
+        }
     }
 }
 

@@ -169,7 +169,8 @@ impl Shared {
                 timeout(TLS_TIMEOUT, explain(&mut stream)).await.ok();
                 return;
             }
-            self.connection(Box::new(Meter::new(stream)), Some(address), &slot).await;
+            let stream = Meter::new(slot.watch(stream));
+            self.connection(Box::new(stream), Some(address), &slot).await;
         };
         until_evicted(&slot, serve).await;
     }
@@ -178,7 +179,8 @@ impl Shared {
         let Some(slot) = self.slots.acquire(PeerNetwork::Local) else {
             return tracing::debug!("web: too many connections: refused one at the Unix socket");
         };
-        until_evicted(&slot, self.connection(Box::new(Meter::new(stream)), None, &slot)).await;
+        let stream = Meter::new(slot.watch(stream));
+        until_evicted(&slot, self.connection(Box::new(stream), None, &slot)).await;
     }
 
     /// Serves one connection until it ends or becomes a WebSocket.

@@ -3,8 +3,10 @@
 //! answer health checks.
 //!
 //! Threats: a client that opens many connections ([`ConnectionLimit`]). A slot is busy from the end
-//! of a request until its answer is sent: a request that never ends does not keep the slot.
+//! of a request until its answer is sent: neither a request that never ends nor an answer that
+//! nobody reads keeps the slot.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
@@ -12,8 +14,9 @@ use std::task::{Context, Poll, ready};
 use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
 use hyper::body::{Body as Content, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::rfb::connection_limit::{self, BusyGuard, ConnectionLimit};
+use crate::rfb::connection_limit::{self, BusyGuard, ConnectionLimit, Reading};
 use crate::rfb::security::PeerNetwork;
 
 /// Spare slots, in total and per address. They answer health checks only.
@@ -58,6 +61,11 @@ impl Slot {
         self.slot.evicted().await;
     }
 
+    /// The connection's stream.
+    pub(super) fn watch<S>(&self, line: S) -> Watched<S> {
+        Watched { line, reading: self.slot.reading() }
+    }
+
     /// Begins a request. Its slot becomes busy when the request is read to its end. Keep the second
     /// value until the answer is sent.
     pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, ActiveRequest)
@@ -85,6 +93,42 @@ impl ActiveRequest {
     /// Wraps the answer, so that the slot stays busy until it is sent.
     pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
         response.map(|body| Body::new(ResponseBody { body, _request: self }))
+    }
+}
+
+/// A stream whose slot gives way if its client does not read.
+pub(super) struct Watched<S> {
+    line: S,
+    reading: Reading,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.line).poll_write(cx, bytes);
+        self.reading.note(written.is_ready());
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.line).poll_shutdown(cx)
     }
 }
 
@@ -150,7 +194,13 @@ impl Content for ResponseBody {
 
 #[cfg(test)]
 mod test {
+    use std::thread::sleep;
+    use std::time::Instant;
+
+    use tokio::io::{AsyncReadExt as _, duplex};
+
     use super::*;
+    use crate::rfb::connection_limit::STALLED;
 
     fn network(text: &str) -> PeerNetwork {
         PeerNetwork::of(text.parse().unwrap())
@@ -194,5 +244,29 @@ mod test {
         let next = enter("10.0.0.1");
         assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));
         drop((active, last));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_its_answer_gives_way() {
+        let slots = Slots::new(8, 1);
+        let enter = || slots.acquire(network("10.0.0.1")).unwrap();
+        let mine = enter();
+        let (mut client, line) = duplex(8);
+        let mut line = mine.watch(line);
+        let (_, active) = mine.request(plain(""));
+        let _answer = active.until_sent(Response::new(Body::from("all")));
+        sleep(STALLED);
+        assert!(enter().spare, "the answer takes long");
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut write = || Pin::new(&mut line).poll_write(&mut context, &[7; 8]).is_ready();
+        assert!(write() && !write());
+        sleep(STALLED);
+        assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 8);
+        let since = Instant::now();
+        assert!(write() && !write());
+        sleep(STALLED / 2);
+        assert!(!write() && (enter().spare || since.elapsed() >= STALLED));
+        sleep(STALLED / 2);
+        assert!(!enter().spare && !stays(&mine));
     }
 }
