@@ -78,6 +78,7 @@ fn locale(settings: &Settings, release: Release, warnings: &mut Vec<String>) -> 
         None if settings.pod.compat == Compat::Dockur => None,
         None => zones::of_culture(region).and_then(zones::windows),
     };
+    let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
     let known = found.filter(|zone| !zones::is_newer(zone, release));
     if let Some(zone) = zone.filter(|_| known.is_none()) {
         let out = match found {
@@ -94,8 +95,9 @@ fn locale(settings: &Settings, release: Release, warnings: &mut Vec<String>) -> 
         region: region.to_owned(),
         keyboard: keyboard.unwrap_or_else(|| language.to_owned()),
         zone: known,
-        // The machine's clock follows TZ, and is in UTC without it.
-        universal_clock: zone.is_none() && found.is_some(),
+        // The machine's clock follows TZ, and is in UTC without it, or if ARGUMENTS say so.
+        universal_clock: settings.pod.compat != Compat::Dockur
+            && (utc || zone.is_none() && found.is_some()),
     }
 }
 

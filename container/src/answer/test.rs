@@ -244,6 +244,7 @@ fn the_time_zone_is_that_of_tz_or_of_the_region() {
     // The clock of a machine without TZ is in UTC.
     let universal = |words: &[_]| made(words).contains("RealTimeIsUniversal");
     assert!(universal(&[]) && !universal(&[("TZ", "Asia/Seoul")]));
+    assert!(universal(&[("TZ", "Asia/Seoul"), ("ARGUMENTS", "-rtc base=utc")]));
     assert!(!universal(&[("COMPAT", "dockur")]));
     let (_, warnings) = answers_of(&[("TZ", "CET-1CEST")], &BIG);
     assert!(warnings[0].starts_with("TZ=CET-1CEST: "), "{warnings:?}");
