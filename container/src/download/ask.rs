@@ -11,8 +11,9 @@ use super::fault::Fault;
 
 /// Replies are pages, scripts and lists. Longer ones are refused.
 const MAX_REPLY: usize = 2 << 20;
-/// A way asks fewer questions than this.
-const MAX_QUESTIONS: usize = 12;
+/// A way asks fewer questions than this: Microsoft's evaluation centre has a link for each language
+/// and medium.
+const MAX_QUESTIONS: usize = 64;
 /// Catalogs are longer than pages.
 pub const MAX_CATALOG: usize = 32 << 20;
 
@@ -21,11 +22,18 @@ pub struct Question {
     pub url: String,
     pub referer: Option<String>,
     pub limit: usize,
+    /// Whether a redirection is followed, or is the reply.
+    pub follows: bool,
 }
 
 impl Question {
     pub fn new(url: String) -> Self {
-        Self { url, referer: None, limit: MAX_REPLY }
+        Self { url, referer: None, limit: MAX_REPLY, follows: true }
+    }
+
+    /// Where does this link lead?
+    pub fn redirection(url: String) -> Self {
+        Self { follows: false, ..Self::new(url) }
     }
 }
 
@@ -33,6 +41,8 @@ impl Question {
 pub struct Reply {
     pub status: u16,
     pub body: Vec<u8>,
+    /// Where the first redirection leads, if it was not followed.
+    pub location: Option<String>,
 }
 
 impl Reply {
@@ -79,6 +89,14 @@ pub async fn go(client: &Client, way: &mut dyn Way) -> Result<Link, Fault> {
     let mut question = way.first();
     for _ in 0..MAX_QUESTIONS {
         let headers: Vec<_> = question.referer.iter().map(|it| (REFERER, it.clone())).collect();
+        if !question.follows {
+            let (status, location) = client.redirection(&question.url, &headers).await?;
+            match way.next(&Reply { status, location, ..Reply::default() })? {
+                Step::Ask(next) => question = next,
+                Step::Found(link) => return Ok(link),
+            }
+            continue;
+        }
         let answer = client.get(&question.url, &headers).await?;
         let host = answer.address.host_header();
         let status = answer.head.status.as_u16();
@@ -86,7 +104,7 @@ pub async fn go(client: &Client, way: &mut dyn Way) -> Result<Link, Fault> {
         if more {
             return Err(Fault::last(format!("{host} sends too much")));
         }
-        match way.next(&Reply { status, body })? {
+        match way.next(&Reply { status, body, location: None })? {
             Step::Ask(next) => question = next,
             Step::Found(link) => return Ok(link),
         }

@@ -102,6 +102,20 @@ impl Client {
         Err(Fault::last(format!("{} redirects in circles", first.host)))
     }
 
+    /// The status of an address, and where it leads, without going there.
+    pub async fn redirection(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, String)],
+    ) -> Result<(u16, Option<String>), Fault> {
+        let address = Address::read(url)?;
+        let connection = self.connect(&address, Reach::Host).await?;
+        let answer = self.once(connection, &address, headers, None).await?;
+        let location = answer.headers().get(LOCATION).and_then(|it| it.to_str().ok());
+        let location = location.filter(|_| answer.status().is_redirection());
+        Ok((answer.status().as_u16(), location.map(str::to_owned)))
+    }
+
     async fn connect(&self, address: &Address, limit: Reach) -> Result<Connection, Fault> {
         let connecting = self.connector.connect(address, limit);
         timeout(self.patience.answer, connecting).await.map_err(|_| self.late(address))?

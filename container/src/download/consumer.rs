@@ -297,7 +297,7 @@ mod test {
     }
 
     fn good(body: &str) -> Reply {
-        Reply { status: 200, body: body.into() }
+        Reply { status: 200, body: body.into(), ..Reply::default() }
     }
 
     fn way() -> Consumer {
@@ -354,7 +354,7 @@ mod test {
     #[test]
     fn the_page_itself_is_not_needed() {
         let mut replies = whole();
-        replies[0] = Reply { status: 403, body: "no".into() };
+        replies[0] = Reply { status: 403, body: "no".into(), ..Reply::default() };
         let (step, asked) = walk(&replies);
         assert!(matches!(step, Ok(Step::Found(Link { checksum: None, .. }))), "{step:?}");
         assert!(asked[4].contains("ProductEditionId=3321"), "{}", asked[4]);
@@ -365,11 +365,11 @@ mod test {
         let sentinel = "{\"Errors\":[{\"Key\":\"SentinelReject\",\"Value\":\"Sentinel \
                         marked this request as rejected.\",\"Type\":9}]}";
         for (at, reply, words) in [
-            (1, Reply { status: 403, body: Vec::new() }, "refused the request"),
-            (2, Reply { status: 404, body: Vec::new() }, "has moved"),
+            (1, Reply { status: 403, body: Vec::new(), ..Reply::default() }, "refused the request"),
+            (2, Reply { status: 404, body: Vec::new(), ..Reply::default() }, "has moved"),
             (2, good("nothing"), "has changed"),
             (2, good(&format!("&w={}&rticks=1", "A".repeat(65))), "has changed"),
-            (3, Reply { status: 503, body: Vec::new() }, "status 503"),
+            (3, Reply { status: 503, body: Vec::new(), ..Reply::default() }, "status 503"),
             (4, good("{\"Skus\":[{\"Id\":\"1\",\"Language\":\"Klingon\"}]}"), "has no German"),
             (4, good("{\"Skus\":[{\"Id\":\"1&x=\",\"Language\":\"German\"}]}"), "has no German"),
             (4, good(""), "an empty reply"),

@@ -106,7 +106,10 @@ mod test {
     #[test]
     fn each_refusal_is_a_sentence() {
         let of = |status, body: &[u8]| {
-            way().next(&Reply { status, body: body.into() }).unwrap_err().to_string()
+            way()
+                .next(&Reply { status, body: body.into(), ..Reply::default() })
+                .unwrap_err()
+                .to_string()
         };
         assert!(of(403, b"").contains("refused the request"));
         assert!(of(500, b"").contains("status 500"));

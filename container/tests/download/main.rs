@@ -283,11 +283,16 @@ fn windows_11_comes_from_microsofts_page_with_its_checksum() {
     let world = World::new(vec![]);
     world.run(&[("VERSION", "11"), ("LANGUAGE", "Korean")]).unwrap();
     assert!(world.is_whole("win11x64_ko.iso"));
-    let world = World::new(vec![]);
-    world.run(&[("VERSION", "2025"), ("LANGUAGE", "German")]).unwrap();
-    assert!(world.is_whole("win2025-eval_de.iso"));
-    let requests = world.server.site.take_requests();
-    assert!(requests.iter().any(|it| it.contains("fake_x64_de-de.iso")), "{requests:?}");
+    // The links of the evaluation centre tell their language, or only where they lead.
+    for fault in [None, Some(Fault::OneCulture)] {
+        let world = World::new(fault.into_iter().collect());
+        world.run(&[("VERSION", "2025"), ("LANGUAGE", "German")]).unwrap();
+        assert!(world.is_whole("win2025-eval_de.iso"));
+        let requests = world.server.site.take_requests();
+        assert!(requests.iter().any(|it| it.contains("fake_x64_de-de.iso")), "{requests:?}");
+        let english = requests.iter().any(|it| it.contains("fake_x64_en-us.iso"));
+        assert!(!english, "{requests:?}");
+    }
 }
 
 #[test]

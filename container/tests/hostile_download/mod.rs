@@ -45,8 +45,8 @@ fn consumer(bytes: &[u8]) {
     let status = [200, 200, 204, 301, 403, 429, 500, 999][usize::from(*number >> 5)];
     for (other, good) in REPLIES.iter().enumerate() {
         let reply = match other == at {
-            true => Reply { status, body: body.to_vec() },
-            false => Reply { status: 200, body: (*good).into() },
+            true => Reply { status, body: body.to_vec(), ..Reply::default() },
+            false => Reply { status: 200, body: (*good).into(), ..Reply::default() },
         };
         if !check(&way.next(&reply)) {
             return;
@@ -55,7 +55,7 @@ fn consumer(bytes: &[u8]) {
 }
 
 fn evaluation(bytes: &[u8]) {
-    let reply = Reply { status: 200, body: bytes.to_vec() };
+    let reply = Reply { status: 200, body: bytes.to_vec(), ..Reply::default() };
     for number in 0..3 {
         check(&Evaluation::new("windows-server-2025", "en-US", number).next(&reply));
     }
@@ -87,7 +87,7 @@ fn cabinet(bytes: &[u8]) {
                 assert!(content.len() <= 64 << 20);
             }
         }
-        let reply = Reply { status: 200, body: bytes.to_vec() };
+        let reply = Reply { status: 200, body: bytes.to_vec(), ..Reply::default() };
         let mut way = Esd { catalog: 1, edition: "Professional", culture: "de-DE" };
         check(&way.next(&reply));
     }

@@ -31,6 +31,8 @@ pub enum Fault {
     Changing,
     /// The pages have no product and no checksum.
     NoChecksum,
+    /// All links of the evaluation centre say that they are in English.
+    OneCulture,
     /// Files are said to be at this address.
     Redirect(String),
     /// Files come in unknown length, and never end.
@@ -63,6 +65,7 @@ impl FromStr for Fault {
             "no-ranges" => Self::NoRanges,
             "changing" => Self::Changing,
             "no-checksum" => Self::NoChecksum,
+            "one-culture" => Self::OneCulture,
             "redirect" => Self::Redirect(text.split_once('=').context("redirect=URL")?.1.into()),
             "endless" => Self::Endless,
             "head" => Self::Head,
@@ -70,8 +73,8 @@ impl FromStr for Fault {
             "bomb" => Self::Bomb,
             _ => bail!(
                 "{text}: the faults are reset, stall, checksum, status, page-status, html, \
-                 captcha, sentinel, slow, size, no-ranges, changing, no-checksum, redirect, \
-                 endless, head, drip and bomb"
+                 captcha, sentinel, slow, size, no-ranges, changing, no-checksum, one-culture, \
+                 redirect, endless, head, drip and bomb"
             ),
         })
     }

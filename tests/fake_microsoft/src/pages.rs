@@ -34,7 +34,7 @@ pub(crate) fn find(site: &Site, host: &str, path: &str, query: &str) -> Option<P
             status: 302,
             location: Some(match CATALOGS.iter().any(|id| query.ends_with(id)) {
                 true => "https://download.microsoft.com/download/products.cab".into(),
-                false => format!("{STATIC}/dbazure/fake_x64{}.iso", culture(query)),
+                false => format!("{STATIC}/dbazure/fake_x64{}.iso", culture_of_link(site, query)),
             }),
             ..page("text/html", String::new())
         },
@@ -57,7 +57,7 @@ pub(crate) fn find(site: &Site, host: &str, path: &str, query: &str) -> Option<P
 
 fn www(site: &Site, path: &str) -> Option<Page> {
     if path.contains("/evalcenter/") {
-        return Some(page("text/html", evaluation()));
+        return Some(page("text/html", evaluation(site)));
     }
     if path.ends_with("/getskuinformationbyproductedition") {
         let skus = LANGUAGES.iter().zip(19001..);
@@ -116,10 +116,15 @@ fn culture(query: &str) -> String {
     pair.map_or_else(String::new, |culture| format!("_{culture}"))
 }
 
-fn evaluation() -> String {
-    let cultures = [("en-us", "us"), ("de-de", "de"), ("ko-kr", "kr")];
-    let links = cultures.iter().flat_map(|(culture, country)| {
+const CULTURES: [(&str, &str); 3] = [("en-us", "us"), ("de-de", "de"), ("ko-kr", "kr")];
+
+fn evaluation(site: &Site) -> String {
+    let same = site.has(|fault| *fault == Fault::OneCulture).is_some();
+    let links = CULTURES.iter().zip([0, 2, 4]).flat_map(|((culture, country), first)| {
+        let (first, culture, country) =
+            if same { (first, "en-us", "us") } else { (0, *culture, *country) };
         [1, 2].map(|number| {
+            let number = first + number;
             format!(
                 "<a href=\"https://go.microsoft.com/fwlink/p/?LinkID={number}&amp;clcid=0x409\
                  &amp;culture={culture}&amp;country={country}\">64-bit edition</a>"
@@ -127,6 +132,17 @@ fn evaluation() -> String {
         })
     });
     format!("<!DOCTYPE html><html>{}</html>", links.collect::<String>())
+}
+
+/// The culture to which a link of the page above leads.
+fn culture_of_link(site: &Site, query: &str) -> String {
+    let number = query.split('&').find_map(|pair| pair.strip_prefix("LinkID=")?.parse().ok());
+    match number {
+        Some(number @ 1..=6_usize) if site.has(|fault| *fault == Fault::OneCulture).is_some() => {
+            format!("_{}", CULTURES[(number - 1) / 2].0)
+        }
+        _ => culture(query),
+    }
 }
 
 /// The catalog of upgrade images. There is one for each language but Korean.
