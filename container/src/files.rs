@@ -149,23 +149,22 @@ pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::
     sync_folder(path)
 }
 
-/// Errors of file systems that cannot sync a folder, and of folders that are only written.
-const CANNOT_SYNC: [Option<Errno>; 7] = [
-    Some(Errno::INVAL),
-    Some(Errno::OPNOTSUPP),
-    Some(Errno::NOSYS),
-    Some(Errno::BADF),
-    Some(Errno::ACCESS),
-    Some(Errno::PERM),
-    Some(Errno::ROFS),
-];
-
-/// Makes a new, changed or removed name durable. Some file systems cannot, and have no need.
+/// Makes a new, changed or removed name durable. Some file systems cannot, and have no need, and a
+/// folder may be one that is only written.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     let Some(folder) = path.parent() else { return Ok(()) };
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        Err(error) if !CANNOT_SYNC.contains(&Errno::from_io_error(&error)) => Err(error),
-        _ => Ok(()),
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    match synced.as_ref().map_err(Errno::from_io_error) {
+        Err(Some(
+            Errno::INVAL
+            | Errno::OPNOTSUPP
+            | Errno::NOSYS
+            | Errno::BADF
+            | Errno::ACCESS
+            | Errno::PERM
+            | Errno::ROFS,
+        )) => Ok(()),
+        _ => synced,
     }
 }
 

@@ -72,6 +72,11 @@ impl Settings {
         self.machine.tpm.unwrap_or(self.machine.boot.is_secure())
     }
 
+    /// Whether ARGUMENTS ask for a clock in UTC instead of local time.
+    pub fn has_utc_clock(&self) -> bool {
+        self.machine.arguments.as_ref().is_some_and(|it| it.utc)
+    }
+
     /// The name that web pages show: APP, or `Transom probe` if the probe runs and APP is its
     /// default.
     pub fn title(&self) -> &str {

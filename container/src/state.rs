@@ -65,6 +65,7 @@ pub struct Found {
 impl Found {
     /// Examines a volume whose state files begin with `app`.
     pub fn look(volume: &Path, app: &str, disk: Option<&FoundDisk>) -> Self {
+        let file = |end: &str| volume.join(format!("{app}.{end}"));
         Self {
             disk: disk.map(|found| found.disk.path.clone()),
             content: disk.map_or(Content::Blank, |found| content::look(&found.disk)),
@@ -74,9 +75,9 @@ impl Found {
                     && found.disk.path.parent() == Some(volume)
                     && !found.disk.path.is_symlink()
             }),
-            booted: volume.join(format!("{app}.{BOOTED}")).is_file(),
-            setup: Some(volume.join(format!("{app}.{SETUP}"))).filter(|path| path.is_file()),
-            base: read_base(&volume.join(format!("{app}.{BASE}"))),
+            booted: file(BOOTED).is_file(),
+            setup: Some(file(SETUP)).filter(|path| path.is_file()),
+            base: read_base(&file(BASE)),
             backup: changes::interrupted(volume),
         }
     }

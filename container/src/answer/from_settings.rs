@@ -78,7 +78,6 @@ fn locale(settings: &Settings, release: Release, warnings: &mut Vec<String>) -> 
         None if settings.pod.compat == Compat::Dockur => None,
         None => zones::of_culture(region).and_then(zones::windows),
     };
-    let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
     let known = found.filter(|zone| !zones::is_newer(zone, release));
     if let Some(zone) = zone.filter(|_| known.is_none()) {
         let out = match found {
@@ -97,7 +96,7 @@ fn locale(settings: &Settings, release: Release, warnings: &mut Vec<String>) -> 
         zone: known,
         // The machine's clock follows TZ, and is in UTC without it, or if ARGUMENTS say so.
         universal_clock: settings.pod.compat != Compat::Dockur
-            && (utc || zone.is_none() && found.is_some()),
+            && (settings.has_utc_clock() || zone.is_none() && found.is_some()),
     }
 }
 

@@ -4,7 +4,10 @@
 //! `zones/zones.txt` is generated from the two files of CLDR beside it, and a test compares them:
 //! `transom answers` needs no XML of CLDR at run time.
 
-use super::release::Release::{self, Server2012R2, Server2016, Server2019, Server2022};
+use super::release::Release::{
+    self, HyperV2019, Server2012R2, Server2016, Server2019, Server2022, Server2025, Windows10,
+    Windows11, Windows81,
+};
 
 /// Lines `Windows' name;territory;names of the tz database`, and `=name alias…`.
 const TABLE: &str = include_str!("zones/zones.txt");
@@ -51,61 +54,64 @@ const PRIMARY: [(&str, &str); 26] = [
     ("MY", "Asia/Kuala_Lumpur"),
 ];
 
-/// Zones that Windows got by updates after the media of old releases, and the first release that
-/// has each from the start. Media of Windows 10 and 11 are newer than all of them, except those of
-/// LTSB and LTSC before 2021, which are not told apart.
-const NEW: [(&str, Release); 39] = [
-    ("Aleutian Standard Time", Server2016),
-    ("Altai Standard Time", Server2016),
-    ("Astrakhan Standard Time", Server2016),
-    ("Aus Central W. Standard Time", Server2016),
-    ("Belarus Standard Time", Server2016),
-    ("Bougainville Standard Time", Server2016),
-    ("Chatham Islands Standard Time", Server2016),
-    ("Cuba Standard Time", Server2016),
-    ("Easter Island Standard Time", Server2016),
-    ("Eastern Standard Time (Mexico)", Server2016),
-    ("Haiti Standard Time", Server2016),
-    ("Line Islands Standard Time", Server2016),
-    ("Lord Howe Standard Time", Server2016),
-    ("Marquesas Standard Time", Server2016),
-    ("Norfolk Standard Time", Server2016),
-    ("North Korea Standard Time", Server2016),
-    ("Russia Time Zone 10", Server2016),
-    ("Russia Time Zone 11", Server2016),
-    ("Russia Time Zone 3", Server2016),
-    ("Saint Pierre Standard Time", Server2016),
-    ("Sakhalin Standard Time", Server2016),
-    ("Tocantins Standard Time", Server2016),
-    ("Tomsk Standard Time", Server2016),
-    ("Transbaikal Standard Time", Server2016),
-    ("Turks And Caicos Standard Time", Server2016),
-    ("UTC-08", Server2016),
-    ("UTC-09", Server2016),
-    ("W. Mongolia Standard Time", Server2016),
-    ("West Bank Standard Time", Server2016),
-    ("Magallanes Standard Time", Server2019),
-    ("Omsk Standard Time", Server2019),
-    ("Sao Tome Standard Time", Server2019),
-    ("Saratov Standard Time", Server2019),
-    ("Sudan Standard Time", Server2019),
-    ("UTC+13", Server2019),
-    ("Qyzylorda Standard Time", Server2022),
-    ("South Sudan Standard Time", Server2022),
-    ("Volgograd Standard Time", Server2022),
-    ("Yukon Standard Time", Server2022),
+/// Zones that Windows got by updates after the media of old releases: those that Server 2016, 2019
+/// and 2022 have from the start, and the release before lacks. Media of Windows 10 and 11 are newer
+/// than all of them, except those of LTSB and LTSC before 2021, which are not told apart.
+const NEW_2016: [&str; 29] = [
+    "Aleutian Standard Time",
+    "Altai Standard Time",
+    "Astrakhan Standard Time",
+    "Aus Central W. Standard Time",
+    "Belarus Standard Time",
+    "Bougainville Standard Time",
+    "Chatham Islands Standard Time",
+    "Cuba Standard Time",
+    "Easter Island Standard Time",
+    "Eastern Standard Time (Mexico)",
+    "Haiti Standard Time",
+    "Line Islands Standard Time",
+    "Lord Howe Standard Time",
+    "Marquesas Standard Time",
+    "Norfolk Standard Time",
+    "North Korea Standard Time",
+    "Russia Time Zone 10",
+    "Russia Time Zone 11",
+    "Russia Time Zone 3",
+    "Saint Pierre Standard Time",
+    "Sakhalin Standard Time",
+    "Tocantins Standard Time",
+    "Tomsk Standard Time",
+    "Transbaikal Standard Time",
+    "Turks And Caicos Standard Time",
+    "UTC-08",
+    "UTC-09",
+    "W. Mongolia Standard Time",
+    "West Bank Standard Time",
+];
+const NEW_2019: [&str; 6] = [
+    "Magallanes Standard Time",
+    "Omsk Standard Time",
+    "Sao Tome Standard Time",
+    "Saratov Standard Time",
+    "Sudan Standard Time",
+    "UTC+13",
+];
+const NEW_2022: [&str; 4] = [
+    "Qyzylorda Standard Time",
+    "South Sudan Standard Time",
+    "Volgograd Standard Time",
+    "Yukon Standard Time",
 ];
 
 /// Whether the media of a release may lack a zone: Windows Setup stops at an unknown one.
 pub fn is_newer(zone: &str, release: Release) -> bool {
-    let media = [Server2012R2, Server2016, Server2019, Server2022];
-    let age = |release: Release| match release {
-        Release::Windows81 => Some(0),
-        Release::HyperV2019 => Some(2),
-        other => media.iter().position(|it| *it == other),
+    let lacked: &[&[&str]] = match release {
+        Windows81 | Server2012R2 => &[&NEW_2016, &NEW_2019, &NEW_2022],
+        Server2016 => &[&NEW_2019, &NEW_2022],
+        Server2019 | HyperV2019 => &[&NEW_2022],
+        Windows10 | Windows11 | Server2022 | Server2025 => &[],
     };
-    let first = NEW.iter().find(|(new, _)| *new == zone).map(|(_, first)| age(*first));
-    age(release).is_some_and(|is| first.flatten().is_some_and(|first| is < first))
+    lacked.iter().any(|zones| zones.contains(&zone))
 }
 
 /// A line of the table that maps.
@@ -158,13 +164,17 @@ mod test {
     #[test]
     fn old_media_lack_new_zones() {
         let known: Vec<_> = rows().map(|(windows, ..)| windows).collect();
-        for (zone, first) in NEW {
-            assert!(known.contains(&zone), "{zone}");
-            assert!(is_newer(zone, Release::Windows81) && !is_newer(zone, first), "{zone}");
-            assert!(!is_newer(zone, Release::Windows11) && !is_newer(zone, Release::Server2025));
+        let new: [(&[&str], _); 3] =
+            [(&NEW_2016, Server2016), (&NEW_2019, Server2019), (&NEW_2022, Server2022)];
+        for (zones, first) in new {
+            for zone in zones {
+                assert!(known.contains(zone), "{zone}");
+                assert!(is_newer(zone, Windows81) && !is_newer(zone, first), "{zone}");
+                assert!(!is_newer(zone, Windows11) && !is_newer(zone, Server2025), "{zone}");
+            }
         }
         assert!(is_newer("Saratov Standard Time", Server2016));
-        assert!(!is_newer("Omsk Standard Time", Release::HyperV2019));
+        assert!(!is_newer("Omsk Standard Time", HyperV2019));
         assert!(!is_newer("W. Europe Standard Time", Server2012R2));
     }
 

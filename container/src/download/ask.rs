@@ -89,22 +89,20 @@ pub async fn go(client: &Client, way: &mut dyn Way) -> Result<Link, Fault> {
     let mut question = way.first();
     for _ in 0..MAX_QUESTIONS {
         let headers: Vec<_> = question.referer.iter().map(|it| (REFERER, it.clone())).collect();
-        if !question.follows {
-            let (status, location) = client.redirection(&question.url, &headers).await?;
-            match way.next(&Reply { status, location, ..Reply::default() })? {
-                Step::Ask(next) => question = next,
-                Step::Found(link) => return Ok(link),
+        let reply = if question.follows {
+            let answer = client.get(&question.url, &headers).await?;
+            let host = answer.address.host_header();
+            let status = answer.head.status.as_u16();
+            let (body, more) = answer.start(question.limit).await?;
+            if more {
+                return Err(Fault::last(format!("{host} sends too much")));
             }
-            continue;
-        }
-        let answer = client.get(&question.url, &headers).await?;
-        let host = answer.address.host_header();
-        let status = answer.head.status.as_u16();
-        let (body, more) = answer.start(question.limit).await?;
-        if more {
-            return Err(Fault::last(format!("{host} sends too much")));
-        }
-        match way.next(&Reply { status, body, location: None })? {
+            Reply { status, body, location: None }
+        } else {
+            let (status, location) = client.redirection(&question.url, &headers).await?;
+            Reply { status, location, ..Reply::default() }
+        };
+        match way.next(&reply)? {
             Step::Ask(next) => question = next,
             Step::Found(link) => return Ok(link),
         }

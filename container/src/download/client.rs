@@ -90,8 +90,7 @@ impl Client {
             // The user gives the first address, and servers the others.
             limit = limit.min(connection.reach);
             let answer = self.once(connection, &address, headers, login).await?;
-            let location = answer.headers().get(LOCATION).and_then(|it| it.to_str().ok());
-            match location.filter(|_| answer.status().is_redirection()) {
+            match location(&answer) {
                 Some(location) => address = address.redirected(location)?,
                 None => {
                     let (head, body) = answer.into_parts();
@@ -111,9 +110,7 @@ impl Client {
         let address = Address::read(url)?;
         let connection = self.connect(&address, Reach::Host).await?;
         let answer = self.once(connection, &address, headers, None).await?;
-        let location = answer.headers().get(LOCATION).and_then(|it| it.to_str().ok());
-        let location = location.filter(|_| answer.status().is_redirection());
-        Ok((answer.status().as_u16(), location.map(str::to_owned)))
+        Ok((answer.status().as_u16(), location(&answer).map(str::to_owned)))
     }
 
     async fn connect(&self, address: &Address, limit: Reach) -> Result<Connection, Fault> {
@@ -167,6 +164,12 @@ impl Client {
         let answer = timeout(self.patience.answer, sender.send_request(request)).await;
         answer.map_err(|_| self.late(address))?.map_err(broken)
     }
+}
+
+/// Where a redirection leads.
+fn location(answer: &Response<Incoming>) -> Option<&str> {
+    let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection());
+    location?.to_str().ok()
 }
 
 impl Answer {

@@ -124,16 +124,19 @@ pub fn controller(
 ) -> anyhow::Result<Bus> {
     let settings = &input.settings;
     let bus = settings.disk.controller.value;
+    if !is_new || settings.disk.disable {
+        return Ok(bus);
+    }
     let needed = match bus {
-        Bus::Usb if is_new && !settings.disk.disable => {
+        Bus::Usb => {
             let sentence = "DISK_TYPE=usb: Windows Setup installs to no USB disk: leave it out";
             return Err(Failure::new(Status::Disk, sentence.to_owned()));
         }
         Bus::Scsi => "vioscsi",
         Bus::Blk => "viostor",
-        Bus::Auto | Bus::Nvme | Bus::Ahci | Bus::Usb | Bus::None => return Ok(bus),
+        Bus::Auto | Bus::Nvme | Bus::Ahci | Bus::None => return Ok(bus),
     };
-    if !missing.contains(&needed) || !is_new || settings.disk.disable {
+    if !missing.contains(&needed) {
         return Ok(bus);
     }
     if input.names.contains("DISK_TYPE") {

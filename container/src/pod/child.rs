@@ -74,14 +74,18 @@ impl<'a> Options<'a> {
             (_, true) => "debug",
             _ => "info",
         };
-        let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
         let zone = settings.machine.zone.as_ref().map(|zone| zone.0.as_str());
         let logged = match (source, &settings.machine.serial.value) {
             (_, Serial::None) => LoggedLines::Nothing,
             (Source::Probe, _) => LoggedLines::Probe,
             _ => LoggedLines::Lines,
         };
-        Self { level, zone: if utc { Some("UTC") } else { zone }, logged, continues }
+        Self {
+            level,
+            zone: if settings.has_utc_clock() { Some("UTC") } else { zone },
+            logged,
+            continues,
+        }
     }
 }
 

@@ -363,6 +363,11 @@ impl Pod {
         nothing_boots_error(&self.plan.source, boot, mark.as_deref(), last)
     }
 
+    /// The volume, unless the machine is ephemeral, which leaves no marks.
+    fn marked_volume(&self) -> Option<&Volume> {
+        self.volume.as_ref().filter(|_| !self.plan.input.settings.disk.ephemeral)
+    }
+
     fn on_boot(&self, name: &str, on: BootDevice, child: &mut Child) {
         let disk = on == BootDevice::Disk;
         if disk {
@@ -371,9 +376,7 @@ impl Pod {
         }
         let settings = &self.plan.input.settings;
         let app = &settings.pod.app.0;
-        // An ephemeral machine leaves no marks.
-        let volume = self.volume.as_ref().filter(|_| !settings.disk.ephemeral);
-        if disk && let Some(volume) = volume.filter(|it| !it.has_booted()) {
+        if disk && let Some(volume) = self.marked_volume().filter(|it| !it.has_booted()) {
             let reports = self.plan.unattended.as_ref().is_some_and(Unattended::reports);
             let begun = if reports { volume.begin_setup(&self.plan) } else { Ok(()) };
             match volume.mark_booted().and(begun) {
@@ -400,8 +403,7 @@ impl Pod {
         let mut scene = self.story.scene();
         // The sender is this pod's.
         scene.wait_for(|it| it.installation.as_ref().is_some_and(is_set_up)).await.ok();
-        let ephemeral = self.plan.input.settings.disk.ephemeral;
-        if let Some(volume) = self.volume.as_ref().filter(|_| !ephemeral) {
+        if let Some(volume) = self.marked_volume() {
             volume.end_setup(self.plan.input.settings.media.remove, &self.story);
             drop_right_to_mark();
         }

@@ -113,13 +113,12 @@ impl ConnectionLimit {
             gone.evicted.notify_one();
             taken.retain(|it| !Arc::ptr_eq(it, &gone));
         }
-        let holder = Holder {
+        let holder = Arc::new(Holder {
             network,
             busy: busy.into(),
             stalled: Mutex::default(),
             evicted: Notify::new(),
-        };
-        let holder = Arc::new(holder);
+        });
         taken.push(holder.clone());
         Some(Slot { taken: self.taken.clone(), holder })
     }
