@@ -75,17 +75,18 @@ impl Volume {
         let Ok(folder) = fs::metadata(&self.folder) else { return false };
         let Ok(found) = fs::symlink_metadata(path) else { return false };
         // Files of an overlay may have other device numbers than its folders.
-        let is_same = match (mount(&self.folder.join(".")), mount(path)) {
-            (Some(folder), Some(file)) => folder == file,
-            _ => folder.dev() == found.dev(),
-        };
+        let is_same =
+            match (mount(&self.folder, AtFlags::empty()), mount(path, AtFlags::SYMLINK_NOFOLLOW)) {
+                (Some(folder), Some(file)) => folder == file,
+                _ => folder.dev() == found.dev(),
+            };
         found.is_file() && is_same
     }
 }
 
 /// The number of the mount that a path is on, if the kernel tells it (Linux 5.8).
-fn mount(path: &Path) -> Option<u64> {
-    let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok()?;
+fn mount(path: &Path, flags: AtFlags) -> Option<u64> {
+    let found = statx(CWD, path, flags, StatxFlags::MNT_ID).ok()?;
     let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID);
     told.then_some(found.stx_mnt_id)
 }
@@ -94,19 +95,35 @@ fn mount(path: &Path) -> Option<u64> {
 mod test {
     use std::os::unix::fs::symlink;
 
+    use tempfile::TempDir;
+
     use super::*;
     use crate::media::testutil::{Layout, cd, install_cd, windows_11};
 
     const DRIVERS: &str = "virtio-win-0.1.271.iso";
     const ISO: &str = "win11x64.iso";
 
-    /// A host with these files, and the names of those that are on the volume afterwards.
-    fn left(files: &[&str], words: &[(&str, &str)]) -> Vec<String> {
+    /// A host with an empty volume.
+    fn host() -> (TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let storage = root.path().join("storage");
         fs::create_dir(&storage).unwrap();
         fs::create_dir(root.path().join("proc")).unwrap();
         fs::write(root.path().join("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
+        (root, storage)
+    }
+
+    fn names(storage: &Path) -> Vec<String> {
+        let names = fs::read_dir(storage).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// A host with these files, and the names of those that are on the volume afterwards.
+    fn left(files: &[&str], words: &[(&str, &str)]) -> Vec<String> {
+        let (root, storage) = host();
         for file in files {
             let bytes = match file.contains("virtio") || file.contains("drivers") {
                 true => cd(Layout::Bridge, &[]),
@@ -120,12 +137,7 @@ mod test {
         let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let plan = Plan::make(&words, root.path()).unwrap();
         Volume::at(&storage, "windows").remove_media(&plan, &Story::new());
-        let mut names: Vec<_> = fs::read_dir(&storage)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
+        names(&storage)
     }
 
     #[test]
@@ -145,19 +157,8 @@ mod test {
 
     #[test]
     fn a_medium_stays_until_windows_is_set_up() {
-        let root = tempfile::tempdir().unwrap();
-        let storage = root.path().join("storage");
-        fs::create_dir(&storage).unwrap();
-        fs::create_dir(root.path().join("proc")).unwrap();
-        fs::write(root.path().join("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
-        let names = || {
-            let mut names: Vec<_> = fs::read_dir(&storage)
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .collect();
-            names.sort();
-            names
-        };
+        let (root, storage) = host();
+        let names = || names(&storage);
         let volume = Volume::at(&storage, "windows");
         for (words, removes, left) in [
             (&[][..], true, &["theirs"][..]),
