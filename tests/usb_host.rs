@@ -192,8 +192,9 @@ fn there_and_back(run: &mut dyn FnMut(&str) -> anyhow::Result<String>) -> anyhow
     let speed = run(&format!("stty -F {TTY} speed"))?;
     ensure!(speed.trim() == "1000000", "the adapter's speed is {speed}");
     run(&format!("head -c {BYTES} /dev/urandom > /tmp/data"))?;
-    let read = format!("head -c {BYTES} {TTY} > /tmp/back");
-    let send = format!("cat /tmp/data > {TTY} & {read}; wait; cmp /tmp/data /tmp/back");
+    // The reader opens the adapter first: when nobody has it open, the driver discards its input.
+    let both = format!("{{ cat /tmp/data > {TTY} & head -c {BYTES}; }} < {TTY} > /tmp/back");
+    let send = format!("{both}; wait; cmp /tmp/data /tmp/back");
     let mut fastest = SOON;
     for _ in 0..4 {
         let start = Instant::now();
@@ -361,9 +362,11 @@ fn wait_for(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a shell command in the lab's host.
+/// Runs a shell command in the lab's host, for at most `SOON`.
 fn shell(command: &str) -> anyhow::Result<String> {
-    let output = process::Command::new("sh").args(["-c", command]).output().context("sh")?;
+    let limit = SOON.as_secs().to_string();
+    let mut limited = process::Command::new("timeout");
+    let output = limited.args([&limit, "sh", "-c", command]).output().context("timeout")?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command}: {} {errors}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
