@@ -153,6 +153,16 @@ fn the_page_shows_the_pointer_and_the_pressed_keys() {
     let (x, y) = place(&held, body, "Keys", "A");
     assert!(machine.shared().input.key(key, false));
     wait(look, |it| it.pixel(x, y) != held.pixel(x, y));
+    // Also if it is released while the machine is paused.
+    assert!(machine.shared().input.key(key, true));
+    wait(look, |it| it.pixel(x, y) == held.pixel(x, y));
+    machine.pause();
+    machine.stand_still().expect("a moment");
+    assert!(!machine.shared().input.key(key, false));
+    machine.unpark().expect("devices");
+    machine.resume();
+    assert!(machine.shared().input.motion(Motion { dx: 1, ..Motion::default() }));
+    wait(|| picture(&machine), |it| it.pixel(x, y) != held.pixel(x, y));
     machine.pause();
     machine.park();
 }

@@ -4,7 +4,9 @@
 //! into the hub. The hub offers an event to the devices, the newest first, and stops at the first
 //! that the guest listens to, so that no key arrives twice.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeSet;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
@@ -122,47 +124,88 @@ pub trait Sink: Send + Sync {
 }
 
 #[derive(Default)]
-pub struct Hub {
-    sinks: Mutex<Vec<Arc<dyn Sink>>>,
+pub struct Hub(Mutex<Devices>);
+
+#[derive(Default)]
+struct Devices {
+    sinks: Vec<Arc<dyn Sink>>,
+    /// Keys that went down and that no keyboard has released since.
+    down: BTreeSet<Key>,
+    /// Those of them that were released while all keyboards were parked: for the guest, they would
+    /// stay down for ever. They are released before the next event.
+    late: BTreeSet<Key>,
+}
+
+impl Devices {
+    /// Offers the event to the devices, the newest first.
+    fn push(&self, event: Event) -> bool {
+        self.sinks.iter().rev().any(|sink| sink.take(event))
+    }
+
+    fn press(&mut self, key: Key) -> bool {
+        let taken = self.push(Event::Key(key, true));
+        if taken {
+            self.down.insert(key);
+        }
+        taken
+    }
+
+    /// A release goes to all keyboards: the guest may have begun to listen to another keyboard
+    /// after the key went down, and the key would stay down on the first one.
+    fn release(&mut self, key: Key) -> bool {
+        let event = Event::Key(key, false);
+        let taken = self.sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0;
+        if taken {
+            self.down.remove(&key);
+        }
+        taken
+    }
 }
 
 impl Hub {
     pub fn register(&self, sink: Arc<dyn Sink>) {
-        self.sinks.lock().expect("no input device panicked").push(sink);
+        self.devices().sinks.push(sink);
     }
 
     pub fn unregister(&self, sink: &Arc<dyn Sink>) {
-        let mut sinks = self.sinks.lock().expect("no input device panicked");
-        sinks.retain(|it| !Arc::ptr_eq(it, sink));
+        self.devices().sinks.retain(|it| !Arc::ptr_eq(it, sink));
     }
 
     /// Returns false when no device took it.
-    ///
-    /// A release goes to all keyboards: the guest may have begun to listen to another keyboard
-    /// after the key went down, and the key would stay down on the first one.
     pub fn key(&self, key: Key, down: bool) -> bool {
-        let event = Event::Key(key, down);
+        let mut devices = self.current();
         if down {
-            return self.push(event);
+            return devices.press(key);
         }
-        let sinks = self.sinks.lock().expect("no input device panicked");
-        sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0
+        let taken = devices.release(key);
+        if devices.down.contains(&key) {
+            devices.late.insert(key);
+        }
+        taken
     }
 
     /// Returns false when no device took it.
     pub fn motion(&self, motion: Motion) -> bool {
-        self.push(Event::Motion(motion))
+        self.current().push(Event::Motion(motion))
     }
 
     /// Returns false when no device took it: there is no tablet, or the guest has no driver for it.
     pub fn position(&self, position: Position) -> bool {
-        self.push(Event::Position(position))
+        self.current().push(Event::Position(position))
+    }
+
+    /// Releases all keys: the guest goes on in another process, which does not learn of it when
+    /// they are released.
+    pub fn release_all(&self) {
+        let mut devices = self.devices();
+        for key in devices.down.clone() {
+            devices.release(key);
+        }
     }
 
     /// The lights of the keyboard that keys would go to.
     pub fn lights(&self) -> Option<Lights> {
-        let sinks = self.sinks.lock().expect("no input device panicked");
-        sinks.iter().rev().find_map(|sink| sink.lights())
+        self.devices().sinks.iter().rev().find_map(|sink| sink.lights())
     }
 
     /// Whether the guest has read all keys of the keyboard that it listens to.
@@ -176,14 +219,23 @@ impl Hub {
     }
 
     fn keyboard(&self) -> Option<Arc<dyn Sink>> {
-        let sinks = self.sinks.lock().expect("no input device panicked");
-        sinks.iter().rev().find(|sink| sink.lights().is_some()).cloned()
+        self.devices().sinks.iter().rev().find(|sink| sink.lights().is_some()).cloned()
     }
 
-    fn push(&self, event: Event) -> bool {
-        // The lock also prevents interleaving of events from two viewers.
-        let sinks = self.sinks.lock().expect("no input device panicked");
-        sinks.iter().rev().any(|sink| sink.take(event))
+    /// The devices, after late releases. The lock also prevents interleaving of events from two
+    /// viewers.
+    fn current(&self) -> MutexGuard<'_, Devices> {
+        let mut devices = self.devices();
+        for key in mem::take(&mut devices.late) {
+            if !devices.release(key) {
+                devices.late.insert(key);
+            }
+        }
+        devices
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Devices> {
+        self.0.lock().expect("no input device panicked")
     }
 }
 
@@ -245,6 +297,48 @@ mod test {
         assert_eq!(taken, [1, 1]);
         hub.unregister(&(old as Arc<dyn Sink>));
         assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
+    }
+
+    /// Takes all events while it is not parked.
+    #[derive(Default)]
+    struct Keyboard {
+        parked: AtomicBool,
+        events: Mutex<Vec<Event>>,
+    }
+
+    impl Sink for Keyboard {
+        fn take(&self, event: Event) -> bool {
+            let listens = !self.parked.load(Ordering::Relaxed);
+            if listens {
+                self.events.lock().unwrap().push(event);
+            }
+            listens
+        }
+    }
+
+    #[test]
+    fn keys_that_are_released_while_the_machine_is_paused_do_not_stay_down() {
+        let (hub, keyboard) = (Hub::default(), Arc::<Keyboard>::default());
+        hub.register(keyboard.clone());
+        let [shift, a, b] = [0x2a, 0x1e, 0x30].map(|code| Key::new(code).unwrap());
+        let taken = || mem::take(&mut *keyboard.events.lock().unwrap());
+        for key in [shift, a] {
+            assert!(hub.key(key, true));
+        }
+        keyboard.parked.store(true, Ordering::Relaxed);
+        // `b` was not down before, and `a` is held.
+        for (key, down) in [(shift, false), (b, true), (b, false)] {
+            assert!(!hub.key(key, down));
+        }
+        keyboard.parked.store(false, Ordering::Relaxed);
+        taken();
+        assert!(hub.motion(Motion::default()));
+        assert!(hub.motion(Motion::default()));
+        let motion = Event::Motion(Motion::default());
+        assert_eq!(taken(), [Event::Key(shift, false), motion, motion]);
+        hub.release_all();
+        hub.release_all();
+        assert_eq!(taken(), [Event::Key(a, false)]);
     }
 
     #[test]

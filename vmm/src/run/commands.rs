@@ -242,6 +242,9 @@ impl MainLoop {
     }
 
     fn save_and(&mut self, then: Then, target: Target<'_>, limit: Limit) -> anyhow::Result<()> {
+        if then == Then::Quit {
+            self.machine.shared().input.release_all();
+        }
         self.settle(limit)?;
         let was_parked = self.machine.is_parked();
         let saved = self.machine.save(target, then, limit);

@@ -182,6 +182,7 @@ impl MainLoop {
     /// Stops the machine, and sends the rest. An error ends this machine.
     fn hand_over(&mut self, departure: &mut Departure) -> anyhow::Result<RunsAt> {
         let (paused, began) = (self.paused, Instant::now());
+        self.machine.shared().input.release_all();
         if let Err(error) = self.settle(Limit::new(None)) {
             return Ok(RunsAt::Source(error));
         }
