@@ -359,6 +359,21 @@ fn the_reference_images_web_port_works_for_its_tools() -> Result<()> {
 }
 
 #[test]
+fn a_listener_of_sound_has_no_other_right() -> Result<()> {
+    if !runs_here("a listener of the pod's sound") {
+        return Ok(());
+    }
+    let pod = Pod::start(false, &[("DISPLAY", "web"), ("AUDIO", "Y")])?;
+    pod.until(&["probe", "ready"])?;
+    let _audio = pod.listen("/audio")?;
+    let said = pod.until_says(&["status"], |it| it.contains(", sound (web)"))?;
+    let state: Value = serde_json::from_str(&said)?;
+    // With full access it would get what the guest copies, and have a place among the viewers.
+    ensure!(state["viewers"][0]["access"] == "view", "{said}");
+    Ok(())
+}
+
+#[test]
 fn status_events_are_served_without_a_screen() -> Result<()> {
     if !runs_here("the status of a guarded pod") {
         return Ok(());

@@ -210,7 +210,8 @@ impl Stage for WebState {
                     return tracing::debug!("web: {} sees nothing: {error}", viewer.peer);
                 }
             };
-            announce(&mut machine, &format!("{} (web)", viewer.peer)).await.ok();
+            let peer = format!("{} (web)", viewer.peer);
+            announce(&mut machine, &peer, viewer.view_only).await.ok();
             copy_both_ways(viewer.stream, machine).await;
         })
     }

@@ -148,8 +148,8 @@ options! {
     /// viewers. `shared` refuses exclusive access: a new viewer never disconnects the others.
     /// `name` is the window title, and `called` the name of this listener in log messages.
     /// `announced` is for Unix sockets behind a front end that has already authenticated its
-    /// clients: each connection starts with a line that names the client. `fd:N` is an inherited
-    /// listening socket. Each listener has its own settings.
+    /// clients: each connection starts with a line that names the client, after `view-only ` if it
+    /// may only look. `fd:N` is an inherited listening socket. Each listener has its own settings.
     "vnc" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]\
            [,called=TEXT][,announced]"

@@ -175,8 +175,8 @@ async fn identify(stream: net::UnixStream, announced: bool) -> Option<(Wire, Adm
         return Some((stream, Admission { peer, entry: Entry::Authenticate(PeerNetwork::Local) }));
     }
     match lobby::read_announcement(&mut stream).await {
-        Ok(peer) => {
-            Some((stream, Admission { peer, entry: Entry::Authenticated { view_only: false } }))
+        Ok((peer, view_only)) => {
+            Some((stream, Admission { peer, entry: Entry::Authenticated { view_only } }))
         }
         Err(error) => {
             tracing::debug!("vnc: a client was not admitted: {error:#}");

@@ -31,6 +31,8 @@ const REFUSAL: Duration = Duration::from_secs(5);
 const INTRODUCTION: Duration = Duration::from_secs(5);
 /// How long to go on sending to one side after the other has disconnected.
 const GRACE: Duration = Duration::from_secs(1);
+/// Begins the line of a client that may only look.
+const VIEW_ONLY: &str = "view-only ";
 /// Maximum bytes of the line that announces a client.
 const MAX_LINE: usize = 100;
 
@@ -130,12 +132,8 @@ impl Entrant {
     /// Relays the client to a machine in another process, over one of its `announced` sockets,
     /// until one side disconnects.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
-        ensure!(
-            self.welcome.access == Access::Full,
-            "view-only access cannot be relayed to a machine"
-        );
-        let shared = u8::from(self.welcome.shared);
-        timeout(HANDSHAKE, handshake_as_client(&mut machine, peer, shared))
+        let (access, shared) = (self.welcome.access, self.welcome.shared);
+        timeout(HANDSHAKE, handshake_as_client(&mut machine, peer, access, shared))
             .await
             .context("the machine did not reply")??;
         copy_both_ways(self.welcome.stream, machine).await;
@@ -179,9 +177,10 @@ pub async fn copy_both_ways(client: impl Duplex, machine: impl Duplex) {
 async fn handshake_as_client(
     machine: &mut impl Duplex,
     peer: &str,
-    shared: u8,
+    access: Access,
+    shared: bool,
 ) -> anyhow::Result<()> {
-    announce(machine, peer).await?;
+    announce(machine, peer, access == Access::View).await?;
     machine.read_exact(&mut [0; GREETING.len()]).await?;
     machine.write_all(GREETING).await?;
     let mut kinds = vec![0; machine.read_u8().await?.into()];
@@ -189,17 +188,22 @@ async fn handshake_as_client(
     ensure!(kinds.contains(&NONE), "the machine requires a password, or has too many clients");
     machine.write_u8(NONE).await?;
     ensure!(machine.read_u32().await? == 0, "the machine refused the client");
-    machine.write_u8(shared).await?;
+    machine.write_u8(shared.into()).await?;
     Ok(machine.flush().await?)
 }
 
 /// Announces a client to a machine at an `announced` socket. The line precedes all other data.
-pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<()> {
-    machine.write_all(format!("{peer}\n").as_bytes()).await
+pub async fn announce(
+    machine: &mut impl Duplex,
+    peer: &str,
+    view_only: bool,
+) -> std::io::Result<()> {
+    let access = if view_only { VIEW_ONLY } else { "" };
+    machine.write_all(format!("{access}{peer}\n").as_bytes()).await
 }
 
-/// The line must be short ASCII.
-pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Result<String> {
+/// The name of a client, and whether it may only look. The line must be short ASCII.
+pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Result<(String, bool)> {
     let line = async {
         let mut line = String::new();
         loop {
@@ -210,14 +214,20 @@ pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Resul
             }
         }
     };
-    timeout(INTRODUCTION, line).await.context("it did not announce a client in time")?
+    let line: anyhow::Result<String> =
+        timeout(INTRODUCTION, line).await.context("it did not announce a client in time")?;
+    let line = line?;
+    Ok(match line.strip_prefix(VIEW_ONLY) {
+        Some(name) => (name.to_owned(), true),
+        None => (line, false),
+    })
 }
 
 #[cfg(test)]
 mod test {
     use super::*;
 
-    async fn announced(line: &[u8]) -> Option<String> {
+    async fn announced(line: &[u8]) -> Option<(String, bool)> {
         let (mut near, mut far) = tokio::io::duplex(1024);
         near.write_all(line).await.unwrap();
         drop(near);
@@ -226,7 +236,11 @@ mod test {
 
     #[tokio::test]
     async fn an_announcement_is_one_short_printable_line() {
-        assert_eq!(announced(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
+        for (line, view_only) in
+            [(&b"10.88.0.1 (web)\nRFB"[..], false), (b"view-only 10.88.0.1 (web)\n", true)]
+        {
+            assert_eq!(announced(line).await, Some(("10.88.0.1 (web)".to_owned(), view_only)));
+        }
         for bad in [&b"RFB 003.008"[..], b"a\x1b[2J\n", &[b'x'; 200], b"\xc3\xa4\n", b""] {
             assert_eq!(announced(bad).await, None, "{}", bad.escape_ascii());
         }
