@@ -38,7 +38,7 @@ extern struct Load {
 typedef struct Load Load;
 /* What has come back. Misplaced: at another processor than the table says. */
 typedef struct {
-    u32 sent, arrived, wrong, twice, unknown, others, disordered, misplaced, bad_hashes;
+    u32 sent, arrived, wrong, twice, unknown, late, others, disordered, misplaced, bad_hashes;
     u32 bad_checksums, by_processor[PROCESSORS];
 } Landed;
 extern Landed landed;
