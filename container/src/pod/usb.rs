@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use vmm::control::host_usb::{HostUsb, INTERVAL};
 
+use super::doze;
 use crate::jail;
 
 /// The maximum number of requests that wait.
@@ -59,7 +60,11 @@ pub fn start(control: PathBuf, devices: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Wakes the machine first, if it is asleep and its devices change.
 pub async fn ask(request: Request) -> Answer {
+    if matches!(request, Request::Attach(_) | Request::Detach(_)) {
+        doze::wake().await?;
+    }
     let (sender, answer) = oneshot::channel();
     let requests = REQUESTS.get().context("there is no machine yet")?;
     if requests.try_send((request, sender)).is_err() {
@@ -127,9 +132,9 @@ fn answer(host: &mut HostUsb, held: &mut Vec<String>, request: Request) -> Answe
                 bail!("{}", no_folder());
             }
             host.add(&device)?;
-            host.step()?;
+            let stepped = host.step().map_err(|error| format!("{error:#}"));
             let entry = host.entries().last().context("it was just added")?.clone();
-            if let Some(error) = entry.error {
+            if let Some(error) = stepped.err().or(entry.error) {
                 host.remove(&device).ok();
                 bail!("{device}: {error}");
             }

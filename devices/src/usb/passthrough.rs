@@ -121,6 +121,8 @@ impl Config {
 
 impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        // Before its drivers at the host lose it.
+        grants.shared().usb.check_room()?;
         let (handle, speed) = self.open()?;
         let speed = match speed {
             usbfs::Speed::Low => Speed::Low,

@@ -11,6 +11,8 @@ use super::{Descriptors, Function, Speed};
 use crate::bus::Inert;
 use crate::device::Device;
 
+const NO_ROOM: &str = "all USB ports are taken: add another --device xhci";
+
 pub struct Attached {
     pub name: String,
     pub descriptors: Descriptors,
@@ -49,12 +51,14 @@ impl RootHub {
         }
     }
 
+    fn has_room(&self) -> bool {
+        free_socket(&self.ports()).is_some()
+    }
+
     fn plug(&self, device: &Arc<Attached>) -> bool {
         let mut ports = self.ports.lock().expect("no device panicked");
-        let sockets = ports.len() / 2;
-        let free = |at: &usize| ports[*at].is_none() && ports[at + sockets].is_none();
-        let Some(socket) = (0..sockets).find(free) else { return false };
-        let upper = if device.descriptors.speed == Speed::Super { sockets } else { 0 };
+        let Some(socket) = free_socket(&ports) else { return false };
+        let upper = if device.descriptors.speed == Speed::Super { ports.len() / 2 } else { 0 };
         ports[socket + upper] = Some(device.clone());
         // If the counter is full, the controller is woken anyway.
         self.kick.write(1).ok();
@@ -68,6 +72,12 @@ impl RootHub {
         self.kick.write(1).ok();
         found
     }
+}
+
+/// The first socket of which no port is used.
+fn free_socket(ports: &[Option<Arc<Attached>>]) -> Option<usize> {
+    let (usb2, usb3) = ports.split_at(ports.len() / 2);
+    usb2.iter().zip(usb3).position(|(lower, upper)| lower.is_none() && upper.is_none())
 }
 
 #[derive(Default)]
@@ -112,8 +122,15 @@ impl Ports {
         if state.roots.is_empty() {
             state.waiting.push_back(device);
         } else if !state.roots.iter().any(|root| root.plug(&device)) {
-            bail!("all USB ports are taken: add another --device xhci");
+            bail!(NO_ROOM);
         }
+        Ok(())
+    }
+
+    /// Fails if no port is free for another device. Without any ports, it would wait.
+    pub fn check_room(&self) -> anyhow::Result<()> {
+        let state = self.state();
+        ensure!(state.roots.is_empty() || state.roots.iter().any(|root| root.has_room()), NO_ROOM);
         Ok(())
     }
 

@@ -91,9 +91,12 @@ impl HostUsb {
         };
         let at = self.entries.iter().position(of);
         let at = at.with_context(|| format!("{device} is not a configured device"))?;
-        let entry = self.entries.remove(at);
-        let Some(name) = entry.name else { return Ok(()) };
-        self.ask(&Command::Detach { name }, None).map(|_| ())
+        // If the machine does not answer, it is still configured, and can be removed later.
+        if let Some(name) = self.entries[at].name.clone() {
+            self.ask(&Command::Detach { name }, None)?;
+        }
+        self.entries.remove(at);
+        Ok(())
     }
 
     /// Attaches the devices that are plugged in, and forgets those that are gone.

@@ -44,6 +44,16 @@ const MAX_DESCRIPTORS: usize = 64 << 10;
 /// Types of descriptors: configuration and interface.
 const CONFIGURATION: u8 = 2;
 const INTERFACE: u8 = 4;
+const ENDPOINT: u8 = 5;
+/// Parts of the first byte of a control request (USB 2.0, 9.3).
+const IN: u8 = 0x80;
+const KIND: u8 = 0x60;
+const VENDOR: u8 = 0x40;
+const RECIPIENT: u8 = 0x1f;
+const INTERFACE_RECIPIENT: u8 = 1;
+const ENDPOINT_RECIPIENT: u8 = 2;
+/// The first two bytes of a printer's GET_DEVICE_ID.
+const GET_DEVICE_ID: (u8, u8) = (0xa1, 0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -176,6 +186,8 @@ pub struct Descriptors {
     configurations: Vec<u8>,
     /// The interfaces of all configurations.
     interfaces: BTreeSet<u8>,
+    /// The addresses of all endpoints.
+    endpoints: BTreeSet<u8>,
 }
 
 impl Descriptors {
@@ -187,6 +199,7 @@ impl Descriptors {
             match (*kind, more) {
                 (CONFIGURATION, [_, _, _, value, ..]) => it.configurations.push(*value),
                 (INTERFACE, [number, ..]) => drop(it.interfaces.insert(*number)),
+                (ENDPOINT, [address, ..]) => drop(it.endpoints.insert(*address)),
                 _ => {}
             }
             let Some(next) = rest.get(usize::from(*length).max(2)..) else { break };
@@ -212,6 +225,8 @@ struct State {
     claimed: BTreeSet<u8>,
     /// Alternate settings other than 0, by interface.
     alternates: BTreeMap<u8, u8>,
+    /// Whether the guest chose the configuration.
+    configured: bool,
 }
 
 impl Device {
@@ -232,6 +247,10 @@ impl Device {
             Err(error) => return Err(error).context("not a device of usbfs"),
         };
         let claimed = device.claim_all();
+        if claimed.is_err() {
+            let taken = device.release_all();
+            device.connect(&taken);
+        }
         claimed.context("the interfaces of a USB device, which another program may use")?;
         ensure!(!device.state().claimed.is_empty(), "a USB device without interfaces");
         Ok((device, speed))
@@ -272,11 +291,31 @@ impl Device {
         Ok(())
     }
 
-    fn release_all(&self) {
+    fn has(&self, recipient: Recipient) -> bool {
+        match recipient {
+            Recipient::Interface(number) => self.state().claimed.contains(&number),
+            Recipient::Endpoint(address) => self.descriptors.endpoints.contains(&address),
+            Recipient::Other => true,
+        }
+    }
+
+    /// Returns the interfaces that were claimed.
+    fn release_all(&self) -> BTreeSet<u8> {
         let claimed = std::mem::take(&mut self.state().claimed);
-        for interface in claimed {
+        for interface in &claimed {
             // The device may be gone.
-            self.number(RELEASEINTERFACE, interface).ok();
+            self.number(RELEASEINTERFACE, *interface).ok();
+        }
+        claimed
+    }
+
+    /// Gives interfaces back to the host's drivers.
+    fn connect(&self, interfaces: &BTreeSet<u8>) {
+        for interface in interfaces {
+            let (interface, data) = (c_int::from(*interface), ptr::null_mut());
+            let mut connect = InterfaceIoctl { interface, code: CONNECT, data };
+            // Without a driver for the interface, or without the device, there is nothing to do.
+            self.ioctl(IOCTL, &raw mut connect).ok();
         }
     }
 
@@ -295,6 +334,7 @@ impl Device {
         self.release_all();
         let configured = self.number(SETCONFIGURATION, value);
         self.state().alternates.clear();
+        self.state().configured = true;
         self.claim_all()?;
         configured
     }
@@ -310,19 +350,21 @@ impl Device {
         Ok(())
     }
 
-    /// The reset puts the device into a state that the host's drivers know.
+    /// The reset puts the device into a state that the host's drivers know. If the guest chose a
+    /// configuration, the host gets the first one, which it chooses for most devices.
     fn release(&self) {
-        let claimed = self.state().claimed.clone();
-        if claimed.is_empty() {
+        let claimed = self.release_all();
+        let configured = std::mem::take(&mut self.state().configured);
+        if claimed.is_empty() && !configured {
             return;
         }
-        self.release_all();
         self.ioctl(RESET, ptr::null_mut::<c_int>()).ok();
-        for interface in claimed {
-            let data = ptr::null_mut();
-            let mut connect = InterfaceIoctl { interface: interface.into(), code: CONNECT, data };
-            // Without a driver for the interface, or without the device, there is nothing to do.
-            self.ioctl(IOCTL, &raw mut connect).ok();
+        match self.descriptors.configurations.first() {
+            Some(first) if configured => {
+                self.number(SETCONFIGURATION, *first).ok();
+                self.connect(&self.descriptors.interfaces);
+            }
+            _ => self.connect(&claimed),
         }
     }
 }
@@ -340,9 +382,36 @@ fn result(status: c_int) -> Result<(), Errno> {
     }
 }
 
+/// The interface or endpoint that a control request is for, and that must be the guest's: for any
+/// other, the kernel refuses the request and writes a line into its log (`check_ctrlrecip`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recipient {
+    Interface(u8),
+    Endpoint(u8),
+    Other,
+}
+
+impl Recipient {
+    fn of(setup: &[u8]) -> Self {
+        let [kind, request, _, _, index, high, ..] = *setup else { return Self::Other };
+        match kind & RECIPIENT {
+            _ if kind & KIND == VENDOR => Self::Other,
+            // A printer's identity: the interface is in the other byte.
+            _ if (kind, request) == GET_DEVICE_ID => Self::Interface(high),
+            INTERFACE_RECIPIENT => Self::Interface(index),
+            // Endpoint 0 is always there.
+            ENDPOINT_RECIPIENT if index & !IN != 0 => Self::Endpoint(index),
+            _ => Self::Other,
+        }
+    }
+}
+
 impl Handle for Device {
     fn submit(&self, urb: Urb) -> io::Result<()> {
         let Urb { kind, endpoint, tag, mut data, packets } = urb;
+        if kind == Kind::Control && !self.has(Recipient::of(&data)) {
+            return Err(Errno::PIPE.into());
+        }
         let length = c_int::try_from(data.len()).map_err(|_| Errno::INVAL)?;
         let sum: u64 = packets.iter().copied().map(u64::from).sum();
         if packets.len() > MAX_PACKETS || kind == Kind::Isochronous && sum != data.len() as u64 {
@@ -448,7 +517,7 @@ mod test {
         .concat();
         let read = Descriptors::read(&good);
         assert_eq!(read.configurations, [1]);
-        assert_eq!(read.interfaces, [0, 1].into());
+        assert_eq!((read.interfaces, read.endpoints), ([0, 1].into(), [0x81].into()));
         // Descriptors that are too short, too long, or cut.
         assert_eq!(Descriptors::read(&[]), Descriptors::default());
         assert_eq!(Descriptors::read(&[0, 4, 7]).interfaces, [7].into());
@@ -457,6 +526,20 @@ mod test {
         }
         assert_eq!(Descriptors::read(&[0; 4096]), Descriptors::default());
         assert_eq!(Descriptors::read(&[255, 4, 3, 0]).interfaces, [3].into());
+    }
+
+    #[test]
+    fn requests_name_the_interface_or_endpoint_that_the_kernel_checks() {
+        let of = |kind, request, index| Recipient::of(&[kind, request, 0, 0, index, 7, 2, 0]);
+        for kind in [0x01, 0x21, 0x81, 0xa1] {
+            assert_eq!(of(kind, 9, 3), Recipient::Interface(3));
+        }
+        assert_eq!(of(0xa1, 0, 3), Recipient::Interface(7));
+        assert_eq!(of(0x82, 0, 0x81), Recipient::Endpoint(0x81));
+        for (kind, index) in [(0x80, 3), (0xc1, 3), (0x42, 3), (0x82, 0x80), (0x02, 0), (0x83, 1)] {
+            assert_eq!(of(kind, 0, index), Recipient::Other, "{kind:#x}");
+        }
+        assert_eq!(Recipient::of(&[1]), Recipient::Other);
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Stream {
                     let length = transfers.iter().map(|it| it.length).sum();
                     self.flying.push_back(Batch { tag, transfers, length });
                 }
+                // The batches in flight end first, and leave room.
+                None if !self.flying.is_empty() => {
+                    transfers.into_iter().rev().for_each(|it| self.waiting.push_front(it));
+                    return refused;
+                }
                 None => {
                     let end = TransferEnd { endpoint, result: Err(Fault::Gone) };
                     refused.extend(transfers.iter().map(|_| end));
