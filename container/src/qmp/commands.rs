@@ -210,23 +210,42 @@ impl Monitors {
             other => Some(other.to_string()),
         };
         let device = usb_filter(text)?.to_string();
-        if self.attached().contains_key(&id) || self.attached().len() >= MAX_DEVICES {
+        // As with QEMU, devices without an ID may be many.
+        let id = if id.is_empty() { device.clone() } else { id };
+        self.reserve(&id, &device)?;
+        let attached = usb::ask(usb::Request::Attach(device)).await;
+        if attached.is_err() {
+            self.attached().remove(&id);
+        }
+        attached?;
+        Ok(json!({}))
+    }
+
+    /// Takes the ID for a device before that is attached, so that no other client gets it.
+    fn reserve(&self, id: &str, device: &str) -> Result<(), Failure> {
+        let mut attached = self.attached();
+        if attached.len() >= MAX_DEVICES {
+            return Err(Failure::generic(format!("at most {MAX_DEVICES} devices are possible")));
+        }
+        if attached.contains_key(id) {
             return Err(Failure::generic(format!("Duplicate device ID '{id}'")));
         }
-        usb::ask(usb::Request::Attach(device.clone())).await?;
-        self.attached().insert(id, device);
-        Ok(json!({}))
+        attached.insert(id.to_owned(), device.to_owned());
+        Ok(())
     }
 
     async fn detach(&self, rights: Rights, id: &str) -> Result<Value, Failure> {
         let device = self.attached().get(id).cloned().ok_or_else(|| Failure::no_device(id))?;
         rights.check_usb()?;
-        usb::ask(usb::Request::Detach(device)).await?;
+        // `transom usb` may have detached it.
+        if host_devices().await?.iter().any(|it| it.device == device) {
+            usb::ask(usb::Request::Detach(device)).await?;
+        }
         self.attached().remove(id);
         Ok(json!({}))
     }
 
-    fn attached(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+    pub(super) fn attached(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         self.usb.lock().expect("no task panicked")
     }
 
@@ -254,6 +273,23 @@ impl Monitors {
         written.await.map_err(anyhow::Error::from)??;
         Ok(json!({}))
     }
+}
+
+/// A configured device of the host.
+pub(super) struct HostDevice {
+    /// In the words of `usb-host`.
+    pub(super) device: String,
+    /// The machine's name of it, while it is plugged in.
+    pub(super) name: Option<String>,
+}
+
+pub(super) async fn host_devices() -> Result<Vec<HostDevice>, Failure> {
+    let list = usb::ask(usb::Request::List).await?;
+    let text = |entry: &Value, key: &str| entry[key].as_str().map(str::to_owned);
+    let read = |entry: &Value| {
+        Some(HostDevice { device: text(entry, "device")?, name: text(entry, "name") })
+    };
+    Ok(list["configured"].as_array().into_iter().flatten().filter_map(read).collect())
 }
 
 /// The UUID that QEMU reports for a machine without one.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use vmm::control::Command;
 
 use super::Monitors;
-use super::commands::Rights;
+use super::commands::{HostDevice, Rights, host_devices};
 use super::keys;
 use super::protocol::{self, Failure};
 use crate::pod::machine_client;
@@ -122,11 +122,35 @@ impl Monitors {
         }
     }
 
-    /// The names of the machine's USB devices.
-    async fn usb(&self) -> Vec<String> {
+    /// The machine's USB devices, and those of the host that are not plugged in now.
+    async fn usb(&self) -> Vec<Shown> {
         let status = self.events.status().await.unwrap_or_default();
-        let names = status["usb"].as_array().into_iter().flatten();
-        names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+        let names = status["usb"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let configured = host_devices().await.unwrap_or_default();
+        let attached = self.attached().clone();
+        let mut shown: Vec<_> = names.map(|name| Shown::new(name, name)).collect();
+        for HostDevice { device, name } in configured {
+            let Some((id, _)) = attached.iter().find(|it| *it.1 == device) else { continue };
+            match shown.iter_mut().find(|it| Some(&it.name) == name.as_ref()) {
+                Some(it) => it.id.clone_from(id),
+                None => shown.push(Shown::new("usb-host", id)),
+            }
+        }
+        shown
+    }
+}
+
+/// A USB device as it is listed.
+struct Shown {
+    /// The machine's name of it, which begins with its kind.
+    name: String,
+    /// The ID that `device_add` gave it, or the name.
+    id: String,
+}
+
+impl Shown {
+    fn new(name: &str, id: &str) -> Self {
+        Self { name: name.to_owned(), id: id.to_owned() }
     }
 }
 
@@ -141,25 +165,25 @@ fn kind(name: &str) -> (&'static str, &'static str, &'static str) {
 }
 
 /// The output of `info usb`.
-fn usb(names: &[String]) -> String {
-    let line = |(at, name): (usize, &String)| {
+fn usb(devices: &[Shown]) -> String {
+    let line = |(at, Shown { name, id }): (usize, &Shown)| {
         let (_, speed, product) = kind(name);
         let number = at + 1;
         format!(
             "  Device 0.{number}, Port {number}, Speed {speed} Mb/s, Product {product}, ID: \
-             {name}\r\n"
+             {id}\r\n"
         )
     };
-    names.iter().enumerate().map(line).collect()
+    devices.iter().enumerate().map(line).collect()
 }
 
 /// The output of `info qtree`: the USB bus, which clients look through for their devices.
-fn qtree(names: &[String]) -> String {
-    let device = |name: &String| {
+fn qtree(devices: &[Shown]) -> String {
+    let device = |Shown { name, id }: &Shown| {
         let (driver, _, _) = kind(name);
-        format!("          dev: {driver}, id \"{name}\"\r\n")
+        format!("          dev: {driver}, id \"{id}\"\r\n")
     };
-    let devices: String = names.iter().map(device).collect();
+    let devices: String = devices.iter().map(device).collect();
     format!("{TREE}{devices}")
 }
 
@@ -174,7 +198,8 @@ mod test {
 
     #[test]
     fn usb_devices_are_listed_as_qemu_lists_them() {
-        let names = ["usb-keyboard", "usb-tablet", "win11"].map(str::to_owned);
+        let mut names =
+            Vec::from(["usb-keyboard", "usb-tablet", "win11"].map(|it| Shown::new(it, it)));
         let lines = [
             "  Device 0.1, Port 1, Speed 480 Mb/s, Product QEMU USB Keyboard, ID: usb-keyboard\r\n",
             "  Device 0.2, Port 2, Speed 480 Mb/s, Product QEMU USB Tablet, ID: usb-tablet\r\n",
@@ -185,5 +210,7 @@ mod test {
         assert!(tree.contains("dev: usb-storage, id \"win11\"\r\n"), "{tree}");
         // WinBoat looks for this text to know whether its device is attached.
         assert!(!tree.contains("usb-host, id"), "{tree}");
+        names.push(Shown::new("usb-host.2", "1133:49970"));
+        assert!(qtree(&names).contains("usb-host, id \"1133:49970\"\r\n"));
     }
 }
