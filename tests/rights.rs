@@ -369,12 +369,15 @@ fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
     fs::write(storage.join("custom.iso"), medium)?;
     fs::set_permissions(storage.join("custom.iso"), Permissions::from_mode(0o600))?;
     home.give(&storage.join("custom.iso"))?;
-    let mut pod = home.command("transom", &["pod"]);
-    pod.envs([("NETWORK", "user"), ("RAM_SIZE", "1G"), ("RAM_MINIMUM", "64M")]);
-    pod.envs([("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("BOOT_MODE", "windows_secure")]);
-    pod.env("STORAGE", &storage).env("TPM", "Y").env("MANUAL", "Y");
-    pod.env("WEB_PORT", port()?.to_string()).env("VNC_PORT", port()?.to_string());
-    let mut pod = Running::spawn(&mut pod)?;
+    let start = || {
+        let mut pod = home.command("transom", &["pod"]);
+        pod.envs([("NETWORK", "user"), ("RAM_SIZE", "1G"), ("RAM_MINIMUM", "64M")]);
+        pod.envs([("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M"), ("BOOT_MODE", "windows_secure")]);
+        pod.env("STORAGE", &storage).env("TPM", "Y").env("MANUAL", "Y");
+        pod.env("WEB_PORT", port()?.to_string()).env("VNC_PORT", port()?.to_string());
+        Running::spawn(&mut pod)
+    };
+    let mut pod = start()?;
     // The result of the start depends on the host, but the files are made before it.
     let end = Instant::now() + PATIENCE;
     while !pod.stdout.text().contains("Starting ") && Instant::now() < end {
@@ -391,6 +394,22 @@ fn a_pod_creates_private_files_on_its_volume() -> Result<()> {
     ensure!(open_to_others(&storage)?.is_empty(), "{:?}", open_to_others(&storage)?);
     let without = said.contains("Secure Boot without system management mode");
     ensure!(without != has_smm()?, "the line about SMM: {said}");
+    if home.separation == Separation::SameUser {
+        return Ok(());
+    }
+    // Files of another user's start are not replaced, though the folder would allow it.
+    for name in ["windows.password", "windows.uuid"] {
+        let path = storage.join(name);
+        let before = fs::read(&path)?;
+        chown(&path, Some(0), Some(0))?;
+        let mut pod = start()?;
+        let status = pod.wait(PATIENCE)?;
+        let said = [pod.stdout.text(), pod.stderr.text()].concat();
+        let reason = said.contains(name) && said.contains("it belongs to another user");
+        ensure!(status != 0 && reason, "{name}: {status}: {said}");
+        ensure!(fs::read(&path)? == before, "{name} was replaced");
+        home.give(&path)?;
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::bail;
@@ -178,9 +178,16 @@ fn beside(
     prefix.push(path.file_name().ok_or(ErrorKind::InvalidInput)?);
     prefix.push(".new-");
     sweep(folder, &prefix);
-    let mut made = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
-    // The lock keeps `sweep` of other processes away. Without locks, `sweep` removes nothing.
-    flock(&made, FlockOperation::NonBlockingLockExclusive).ok();
+    let mut made = loop {
+        let made = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
+        // The lock keeps `sweep` of other processes away, unless one came before. Without locks,
+        // `sweep` removes nothing.
+        let locked = flock(&made, FlockOperation::NonBlockingLockExclusive);
+        let swept = locked == Err(Errno::WOULDBLOCK) || made.as_file().metadata()?.nlink() == 0;
+        if !swept {
+            break made;
+        }
+    };
     fill(made.as_file_mut())?;
     made.as_file().sync_all()?;
     Ok(made)
@@ -204,7 +211,7 @@ fn sweep(folder: &Path, prefix: &OsStr) {
 #[cfg(test)]
 mod test {
     use std::io::Write as _;
-    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 

@@ -308,8 +308,7 @@ fn decide(
         dockur,
     };
     let step = match (&candidate, &disk) {
-        // A live system, which keeps nothing.
-        (_, None) if settings.disk.disable => Step::Install,
+        (_, None) if settings.disk.disable => Step::Live,
         _ => state::decide(&found, &wanted)?,
     };
     let source = match (step.boots(), disk) {

@@ -135,6 +135,8 @@ pub enum Step {
     InstallAgain,
     /// A person installs, beside what is on the disk.
     ByHand,
+    /// A medium runs without the machine's disks, which stay as they are.
+    Live,
     Boot(Why),
     /// The installation moves to a backup, and another one begins.
     Replace,
@@ -213,6 +215,7 @@ impl Step {
             Self::Install => "install",
             Self::InstallAgain => "install-again",
             Self::ByHand => "by-hand",
+            Self::Live => "live",
             Self::Boot(_) => "boot",
             Self::Replace => "replace",
         }
@@ -228,7 +231,7 @@ impl Step {
 
     /// Whether what is on the disk stays.
     pub fn keeps(&self) -> bool {
-        matches!(self, Self::Boot(_) | Self::ByHand)
+        matches!(self, Self::Boot(_) | Self::ByHand | Self::Live)
     }
 
     /// Why this is the next step.
@@ -239,6 +242,7 @@ impl Step {
                 "an installation was interrupted before its disk could boot: it begins again".into()
             }
             Self::ByHand => "MANUAL=Y: the disk starts first, if it can".into(),
+            Self::Live => "DISK_DISABLE=Y: the machine has no disks, which stay as they are".into(),
             Self::Boot(Why::Booted) => "it has booted before".into(),
             Self::Boot(Why::Changed(base)) => format!("{} is installed", quote(base)),
             Self::Boot(Why::Bootable) => "it has a boot loader".into(),

@@ -172,6 +172,36 @@ fn no_change_of_a_user_erases_an_installed_disk() -> Result<()> {
     })
 }
 
+/// Firmware keys, passwords and hardware of an installed machine belong to its disk.
+#[test]
+fn a_start_without_the_disk_keeps_what_belongs_to_it() -> Result<()> {
+    if !runs_here("starts without the disk") {
+        return Ok(());
+    }
+    let state = [
+        ("mode", "windows_secure"),
+        ("account", "Secret1word"),
+        ("rdp", "a fingerprint"),
+        ("type", "sata"),
+        ("adapter", "e1000e"),
+    ];
+    let write = state.map(|(end, text)| format!("; echo '{text}' > windows.{end}")).concat();
+    let (live, mode) = (("DISK_DISABLE", "Y"), ("BOOT_MODE", "windows"));
+    let starts = [&[live][..], &[live, mode], &[("EPHEMERAL", "Y"), mode]];
+    let files = Files::make()?;
+    each(&starts, |words| {
+        let world = World::new(&files)?;
+        world.run(&script(&format!("WHOLE; cp $D/win11.iso custom.iso{write}")))?;
+        let log = world.boot(words)?;
+        for (end, text) in state.iter().chain(&[("boot", ""), ("base", "win10x64.iso")]) {
+            let path = world.volume().join(format!("windows.{end}"));
+            let found = fs::read_to_string(&path).unwrap_or_else(|error| error.to_string());
+            ensure!(found.trim() == *text, "{words:?}: windows.{end}: {found}: {log}");
+        }
+        Ok(())
+    })
+}
+
 /// Disks of others, each with the state files of an installation that was interrupted.
 #[test]
 fn a_disk_with_anything_else_than_an_unfinished_windows_is_kept() -> Result<()> {

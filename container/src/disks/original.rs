@@ -162,7 +162,10 @@ pub fn check(disk: &Disk, app: &str, record: Option<&str>) -> anyhow::Result<()>
             Err(Failure::new(Status::Disk, sentence))
         }
         (None, Some(_)) if is_over(disk) => {
-            let sentence = format!("{shown}: it has only the changes to another image: set BASE");
+            let sentence = format!(
+                "{shown}: it has only the changes to another image: set BASE, or, if this disk was \
+                 put in place of a clone's, remove {app}.{RECORD} beside it"
+            );
             Err(Failure::new(Status::Disk, sentence))
         }
         _ => Ok(()),

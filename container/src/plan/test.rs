@@ -175,6 +175,10 @@ fn a_boot_mark_without_its_disk_is_ignored() {
     let live = ["storage/data.img", "storage/windows.boot", "custom.iso"];
     let without = plan(&[("DISK_DISABLE", "Y")], &live).unwrap();
     assert_eq!(end(&without.source), "custom.iso");
+    // The installed machine keeps all that it needs.
+    let next = without.next.as_ref().unwrap();
+    assert!(next.step.keeps() && next.warning().is_none() && without.unattended.is_none());
+    assert_eq!(without.input.settings.machine.boot, Boot::Uefi);
     let lent = ["data.raw", "storage/windows.boot", "custom.iso"];
     assert_eq!(end(&plan(&[], &lent).unwrap().source), "data.raw");
 }

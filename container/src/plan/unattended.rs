@@ -42,7 +42,8 @@ pub struct Unattended {
 }
 
 impl Unattended {
-    /// `None` if a person installs: with MANUAL=Y, or a Windows that has no answer file.
+    /// `None` if a person installs (with MANUAL=Y, or a Windows that has no answer file), or if
+    /// there is no disk.
     pub(super) fn of(
         input: &ParsedEnvironment,
         source: &Source,
@@ -50,7 +51,7 @@ impl Unattended {
         root: &Path,
     ) -> anyhow::Result<Option<Self>> {
         let windows = &input.settings.windows;
-        if windows.manual {
+        if windows.manual || input.settings.disk.disable {
             return Ok(None);
         }
         let target = match (source, media) {

@@ -106,7 +106,9 @@ impl Pod {
         if let (Some(_), Some(base)) = (self.plan.cloned(), &base) {
             volume.take_over(settings, base, &vars)?;
         }
-        volume.save_boot_mode(boot)?;
+        if !settings.disk.ephemeral && !settings.disk.disable {
+            volume.save_boot_mode(settings, Path::new("/"))?;
+        }
         (parts.firmware, parts.smm) = (Some((found.code, vars)), found.smm);
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);

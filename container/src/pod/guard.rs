@@ -1,9 +1,11 @@
 //! Access to the screen: the passwords for browsers and VNC viewers, and the socket that shows it.
 
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use host::listen::Address;
+use rustix::io::Errno;
 use screen::rfb::listen;
 use screen::web::viewers::Passwords;
 
@@ -108,7 +110,7 @@ impl Guard {
         runtime_folder: &RuntimeFolder,
     ) -> anyhow::Result<Secret> {
         let account = &plan.input.settings.account;
-        let kept = kept(volume, ACCOUNT_FILE);
+        let kept = kept(volume, ACCOUNT_FILE)?;
         if plan.next.as_ref().is_some_and(|next| next.step.keeps()) {
             kept.map(|text| runtime_folder.write(runtime_folder.account_password(), &text))
                 .transpose()?;
@@ -171,7 +173,7 @@ impl Guard {
 /// The password of the shared folders: that of Windows' account, made or set.
 /// And whether it was made.
 pub(super) fn share_password(settings: &Settings, volume: Option<&Volume>) -> (Secret, bool) {
-    let made = volume.and_then(|volume| kept(volume, ACCOUNT_FILE));
+    let made = volume.and_then(|volume| kept(volume, ACCOUNT_FILE).ok().flatten());
     let is_made = made.is_some();
     (made.map_or_else(|| settings.account.password.clone(), Secret), is_made)
 }
@@ -192,16 +194,27 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
 }
 
 /// The password in a file of the volume. Others may write there: a link would show a file of the
-/// pod in its log, and other text than a password would break the log.
-fn kept(volume: &Volume, end: &str) -> Option<String> {
-    let text = files::read_itself(&volume.file(end)).ok()?;
+/// pod in its log, and other text than a password would break the log. They are replaced; a file
+/// that cannot be read now is an error.
+fn kept(volume: &Volume, end: &str) -> anyhow::Result<Option<String>> {
+    let text = match files::read_itself(&volume.file(end)) {
+        Ok(text) => text,
+        Err(error) if is_replaced(&error) => return Ok(None),
+        Err(error) => return Err(volume.error(end, &error)),
+    };
     let text = text.trim();
-    (!text.is_empty() && Secret::read(text).is_ok()).then(|| text.to_owned())
+    Ok((!text.is_empty() && Secret::read(text).is_ok()).then(|| text.to_owned()))
+}
+
+/// Whether there is no file, or a link, or one without a text.
+fn is_replaced(error: &io::Error) -> bool {
+    let kinds = [ErrorKind::NotFound, ErrorKind::InvalidData, ErrorKind::InvalidInput];
+    kinds.contains(&error.kind()) || Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
 /// The password that is kept on the volume, or a new one. Without a volume it is new each time.
 fn keep(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
-    if let Some(text) = volume.and_then(|volume| kept(volume, end)) {
+    if let Some(text) = volume.map(|volume| kept(volume, end)).transpose()?.flatten() {
         return Ok(text);
     }
     let text = random_password(length)?;

@@ -18,6 +18,7 @@ use ::host::size::Size;
 use ::host::uuid::Uuid;
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 use crate::disks::{self, Disk, original};
 use crate::files;
@@ -27,6 +28,7 @@ use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Value as _, in_mib};
 use crate::settings::{Boot, Format, Settings};
+use crate::snapshots::if_there;
 use crate::source::Source;
 use crate::state::BOOTED;
 use crate::status::{Failure, Status};
@@ -50,7 +52,10 @@ impl Volume {
         let folder = settings.storage.folder.clone();
         let trial = folder.join(".transom");
         fs::remove_file(&trial).ok();
-        let tried = File::create_new(&trial).and_then(|mut file| file.write_all(b"trial"));
+        // Another pod's trial may be there.
+        let mut options = OpenOptions::new();
+        let opened = files::open_itself(&trial, options.write(true).create(true).truncate(true));
+        let tried = opened.and_then(|mut file| file.write_all(b"trial"));
         fs::remove_file(&trial).ok();
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
@@ -82,13 +87,15 @@ impl Volume {
     pub(super) fn firmware_file(&self, boot: Boot, end: &str) -> PathBuf {
         let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
         let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
-        words.find(|path| path.exists()).unwrap_or_else(|| file(boot))
+        // One that cannot be looked at is there.
+        let is_there = |path: &PathBuf| path.try_exists().unwrap_or(true);
+        words.find(is_there).unwrap_or_else(|| file(boot))
     }
 
     /// The machine's UUID: the one on the volume, or a new random one. `None` on a full volume: a
     /// UUID that changes at each start would be worse.
     pub fn uuid(&self) -> anyhow::Result<Option<Uuid>> {
-        if let Some(kept) = self.read("uuid").filter(|kept| !kept.is_empty()) {
+        if let Some(kept) = self.kept("uuid")?.filter(|kept| !kept.is_empty()) {
             let path = self.file("uuid");
             let uuid = Uuid::read(&kept).ok().with_context(|| {
                 format!("{}: it has no UUID: set UUID, or remove the file", path.display())
@@ -103,18 +110,20 @@ impl Volume {
         Ok(Some(new))
     }
 
-    /// Keeps the boot mode for starts without BOOT_MODE. The default mode is not written.
-    pub fn save_boot_mode(&self, boot: Boot) -> anyhow::Result<()> {
-        match boot.is_secure() {
-            false => match fs::remove_file(self.file(MODE)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    Err(write_error(&self.file(MODE).display().to_string(), &error))
-                }
-                _ => Ok(()),
-            },
-            true if self.read(MODE).as_deref() == Some(&*boot.show()) => Ok(()),
-            true => self.write(MODE, &format!("{}\n", boot.show())),
+    /// Keeps the boot mode for starts without BOOT_MODE. The default mode is not written. Fails if
+    /// the mode changes and another machine uses the disk, to which it belongs.
+    pub fn save_boot_mode(&self, settings: &Settings, root: &Path) -> anyhow::Result<()> {
+        let boot = settings.machine.boot;
+        let wanted = boot.is_secure().then(|| boot.show());
+        if self.kept(MODE)? == wanted {
+            return Ok(());
         }
+        let _locked = Self::lock_first_disk(settings, root)?;
+        let Some(word) = wanted else {
+            let removed = if_there(fs::remove_file(self.file(MODE)));
+            return removed.map(drop).map_err(|error| self.error(MODE, &error));
+        };
+        self.write(MODE, &format!("{word}\n"))
     }
 
     /// The file that marks a disk which has booted before, if it exists.
@@ -144,6 +153,19 @@ impl Volume {
         files::read(&self.file(end)).ok().map(|text| text.trim().to_owned())
     }
 
+    /// Like [`Self::read`], for contents that are made anew if the file is not there: one that
+    /// cannot be read now is an error, because it would be replaced.
+    pub fn kept(&self, end: &str) -> anyhow::Result<Option<String>> {
+        let text = if_there(files::read(&self.file(end)));
+        let text = text.map_err(|error| self.error(end, &error))?;
+        Ok(text.map(|text| text.trim().to_owned()))
+    }
+
+    /// The error about a small file.
+    pub(super) fn error(&self, end: &str, error: &io::Error) -> anyhow::Error {
+        write_error(&self.file(end).display().to_string(), error)
+    }
+
     /// Writes a small file atomically.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
@@ -165,7 +187,7 @@ impl Volume {
     ) -> anyhow::Result<PathBuf> {
         let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
-        let there = fs::metadata(&path).ok();
+        let there = if_there(fs::metadata(&path)).with_context(|| path.display().to_string())?;
         if there.as_ref().is_some_and(|it| it.len() == length) {
             if let Some(sentence) = firmware::old_keys(&path, template) {
                 tracing::warn!("{sentence}");
@@ -270,7 +292,7 @@ impl Volume {
 
     /// Refuses a disk that is over another base than the one which it was made over.
     fn keep_base(&self, disk: &Disk) -> anyhow::Result<()> {
-        let record = self.read(original::RECORD);
+        let record = self.kept(original::RECORD)?;
         // A disk that is not there yet may be over any base.
         let record = record.as_deref().filter(|_| disk.path.exists());
         original::check(disk, &self.app, record)?;
@@ -297,6 +319,8 @@ impl Volume {
         }
         self.check_space(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
+            // A link to a block device.
+            Ok(told) if disk.format == Format::Raw && !told.is_file() => Ok(()),
             Ok(told) if disk.format == Format::Raw => {
                 let grows = size > told.len();
                 let locked = grows.then(|| beginning::locked(&disk.path)).transpose();
@@ -454,7 +478,17 @@ fn report_size(now: u64, size: u64, story: &Story) {
 fn allocate_blocks(path: &Path) -> io::Result<()> {
     let file = files::open(path, File::options().write(true))?;
     let length = file.metadata()?.len();
-    Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length)?)
+    match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            tracing::warn!(
+                "ALLOCATE=Y: the file system of {} cannot reserve space: the disk grows as the \
+                 guest writes",
+                path.display()
+            );
+            Ok(())
+        }
+        allocated => Ok(allocated?),
+    }
 }
 
 #[cfg(test)]
@@ -504,8 +538,12 @@ mod test {
         fs::write(folder.path().join("windows.vars"), "x").unwrap();
         assert_eq!(of(Boot::Uefi, "vars"), Path::new("windows.vars"));
         assert_eq!(volume.file("mac"), folder.path().join("my-pc.mac"));
-        volume.save_boot_mode(Boot::SecureBase).unwrap();
-        assert_eq!(volume.read(MODE).as_deref(), Some("secure"));
+        let mut settings = Settings::defaults();
+        for (boot, kept) in [(Boot::SecureBase, Some("secure")), (Boot::Uefi, None)] {
+            settings.machine.boot = boot;
+            volume.save_boot_mode(&settings, folder.path()).unwrap();
+            assert_eq!(volume.read(MODE).as_deref(), kept);
+        }
     }
 
     #[test]

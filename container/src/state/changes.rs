@@ -96,7 +96,7 @@ pub fn before(next: &Next, place: &Place) -> Vec<Change> {
     let mut changes = Vec::new();
     let base = next.base.as_deref();
     match next.step {
-        Step::Boot(_) | Step::ByHand => {
+        Step::Boot(_) | Step::ByHand | Step::Live => {
             let part = next.found.backup.as_deref();
             return part.map(|part| undo(part, place)).unwrap_or_default();
         }

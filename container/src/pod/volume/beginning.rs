@@ -62,14 +62,22 @@ impl Volume {
     /// Removes the firmware's variables, and the memory of a TPM that is used. Fails if another
     /// machine uses the disk, to which they belong.
     pub fn clear(&self, settings: &Settings, root: &Path) -> anyhow::Result<()> {
-        let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
-        let _locked = disk.filter(|path| path.exists()).map(|path| locked(&path)).transpose()?;
+        let _locked = Self::lock_first_disk(settings, root)?;
         let boot = settings.machine.boot;
         self.remove_firmware_files(boot, "vars")?;
         match settings.has_tpm() {
             true => self.remove_firmware_files(boot, "tpm"),
             false => Ok(()),
         }
+    }
+
+    /// Fails if another machine uses the first disk. The lock lasts as long as the file.
+    pub(super) fn lock_first_disk(
+        settings: &Settings,
+        root: &Path,
+    ) -> anyhow::Result<Option<File>> {
+        let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
+        disk.filter(|path| path.exists()).map(|path| locked(&path)).transpose()
     }
 
     /// Removes a file of the firmware under all names of the boot mode.

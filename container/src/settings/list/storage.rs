@@ -61,7 +61,7 @@ pub(super) const STORAGE: &[Variable] = variables! {
     full "BASE" = "" (storage.base): Missing;
     /// Throws away at the stop what the guest has written to its disks, its firmware and its TPM.
     full "EPHEMERAL" = "N" (disk.ephemeral);
-    /// Runs the machine without a disk.
+    /// Runs the machine without its disks, as from a rescue CD. They stay as they are.
     full "DISK_DISABLE" = "N" (disk.disable);
     /// Allocates the whole disk when it is created.
     full "ALLOCATE" = "N" (disk.allocate);
