@@ -212,6 +212,12 @@ impl<'a> Shelf<'a> {
     fn taken(&self, manifest: &Manifest) -> anyhow::Result<u64> {
         let mut taken = 0;
         for entry in manifest.files.iter().chain(&manifest.memory) {
+            let folder = self.volume(entry.volume);
+            ensure!(
+                folder.is_dir(),
+                "a part of it is on {}, which is not here: mount that volume, too",
+                folder.display()
+            );
             let path = Path::new(manifest.name.as_str()).join(&entry.file);
             let open = self.open(entry.volume, &path);
             let found = open.with_context(|| entry.file.clone())?.metadata()?;
@@ -227,7 +233,8 @@ impl<'a> Shelf<'a> {
         let known = is_there(self, &self.of(0, name))?;
         ensure!(known, "there is no snapshot {}: `transom snapshot list` shows all", name.as_str());
         let manifest = self.look(name.clone()).manifest;
-        manifest.map_err(|why| anyhow::anyhow!("the snapshot {} is damaged: {why}", name.as_str()))
+        let name = name.as_str();
+        manifest.map_err(|why| anyhow::anyhow!("the snapshot {name} cannot be used: {why}"))
     }
 
     pub fn delete(&self, name: &Name) -> anyhow::Result<()> {

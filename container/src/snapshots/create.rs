@@ -86,6 +86,8 @@ pub fn create(
     shelf.clean()?;
     let taken = fs::symlink_metadata(shelf.of(0, name)).is_ok();
     ensure!(!taken, "there is a snapshot {} already: choose another name", name.as_str());
+    // A deleted one may have left files on a volume that was not mounted then.
+    shelf.discard(name)?;
     let machine = pod.as_mut().map(|pod| pod.machine()).transpose()?;
     if machine.is_none() {
         check_off(shelf, wish)?;
@@ -96,12 +98,16 @@ pub fn create(
     }
     let part = Part::make(shelf, name, set)?;
     let trial = part.try_clones();
-    let needs = match trial {
+    let needs = |number| match trial {
         Some(_) => 0,
-        None => part.set.disks().map(|disk| taken_bytes(&disk.open)).sum(),
+        None => part.bytes_on(number),
     };
     let memory = machine.filter(|_| wish.memory).map(|machine| machine.memory);
-    check_room(&shelf.volume(0), needs.saturating_add(memory.unwrap_or(0)))?;
+    for number in part.volumes() {
+        let memory = memory.filter(|_| number == 0).unwrap_or(0);
+        check_room(&shelf.volume(number), needs(number).saturating_add(memory))?;
+    }
+    let needs = part.volumes().into_iter().map(needs).sum();
     let mut progress = Progress::new(needs);
     let held = match pod {
         None => {
@@ -221,6 +227,12 @@ impl<'a> Part<'a> {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// The bytes that its disks on this volume take.
+    fn bytes_on(&self, number: usize) -> u64 {
+        let there = self.set.disks().filter(|disk| disk.volume == number);
+        there.map(|disk| taken_bytes(&disk.open)).sum()
     }
 
     /// Clones all disks, which may change meanwhile. Returns how long it took, and `None` if the

@@ -36,7 +36,7 @@ pub fn table(all: &[Listed]) -> String {
                 let (date, size, kind) = (date(it.created), size(*taken), it.kind.words());
                 writeln!(text, "{name:<20} {date}  {size:>8}  {kind}")
             }
-            Err(why) => writeln!(text, "{name:<20} damaged: {why}"),
+            Err(why) => writeln!(text, "{name:<20} cannot be used: {why}"),
         }
         .expect("a string takes all");
     }

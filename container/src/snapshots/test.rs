@@ -364,7 +364,7 @@ fn unfinished_snapshots_are_never_listed_and_are_removed() {
     host.write("storage/windows.snapshots/one/data.img", "short");
     assert_eq!(listed(&host), [("one".to_owned(), false)]);
     let said = restore(host.shelf(), &name("one"), false).unwrap_err().to_string();
-    assert!(said.starts_with("the snapshot one is damaged: data.img does not have "), "{said}");
+    assert!(said.starts_with("the snapshot one cannot be used: data.img does not have "), "{said}");
     host.shelf().delete(&name("one")).unwrap();
 }
 
