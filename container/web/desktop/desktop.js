@@ -206,14 +206,18 @@ async function signIn() {
   failures = 0;
   files.provider.setSession(session);
   show("connected", "connected");
-  sent = `${$("screen").width}x${$("screen").height}@100`;
-  measure();
-  resize();
+  const running = session.run();
+  // The client gives the canvas its size as soon as it runs.
+  setTimeout(() => {
+    measure();
+    sent = `${document.body.dataset.size}@100`;
+    resize();
+  });
   $("screen").focus({ preventScroll: true });
   let reason = "The connection was lost.";
   let ended = false;
   try {
-    reason = (await session.run()).reason();
+    reason = (await running).reason();
     ended = true;
   } catch (error) {
     console.warn(error.backtrace?.() ?? error);
