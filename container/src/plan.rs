@@ -307,9 +307,9 @@ fn decide(
         manual: settings.windows.manual,
         dockur,
     };
-    let step = match (&candidate, &disk) {
-        (_, None) if settings.disk.disable => Step::Live,
-        _ => state::decide(&found, &wanted)?,
+    let step = match settings.disk.disable {
+        true => Step::Live,
+        false => state::decide(&found, &wanted)?,
     };
     let source = match (step.boots(), disk) {
         (true, Some(found)) => Source::Disk(found.disk.path.clone()),

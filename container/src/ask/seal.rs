@@ -1,14 +1,13 @@
 //! Makes an installed machine the base of others (`BASE`): its guest gives up its identity and
 //! shuts down, and its volume is marked.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use host::lock;
 use host::uuid::Uuid;
 use serde_json::Value;
 
@@ -17,6 +16,7 @@ use crate::agent::guest::Ended;
 use crate::disks::{self, original};
 use crate::files;
 use crate::pod::inquiry::Question;
+use crate::pod::volume::Volume;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
@@ -105,17 +105,10 @@ pub fn run(
         "the machine ended (status {status}) before its guest was off: start it, and seal it again"
     );
     // A machine that has moved to another pod is not off.
-    let _locked = lock_disk(settings, Path::new("/"))?;
+    let locked = Volume::lock_first_disk(settings, Path::new("/"));
+    let locked = locked.context("the machine is not off, and is not sealed")?;
+    let _locked = locked.context("its disk is gone")?;
     write(&mark).with_context(|| mark.display().to_string())
-}
-
-/// Fails if a machine uses the disk. The lock lasts as long as the file.
-fn lock_disk(settings: &Settings, root: &Path) -> anyhow::Result<File> {
-    let disk = disks::find(0, settings, root)?.context("its disk is gone")?.disk.path;
-    let open = || files::open(&disk, File::options().read(true).write(true));
-    let file = open().with_context(|| disk.display().to_string())?;
-    lock::exclusive(&file, &disk).context("the machine is not off, and is not sealed")?;
-    Ok(file)
 }
 
 /// The file that marks the volume, if it can become a base.

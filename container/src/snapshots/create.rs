@@ -98,16 +98,14 @@ pub fn create(
     }
     let part = Part::make(shelf, name, set)?;
     let trial = part.try_clones();
-    let needs = |number| match trial {
-        Some(_) => 0,
-        None => part.bytes_on(number),
-    };
     let memory = machine.filter(|_| wish.memory).map(|machine| machine.memory);
+    let mut needs = 0;
     for number in part.volumes() {
+        let bytes = if trial.is_some() { 0 } else { part.bytes_on(number) };
         let memory = memory.filter(|_| number == 0).unwrap_or(0);
-        check_room(&shelf.volume(number), needs(number).saturating_add(memory))?;
+        check_room(&shelf.volume(number), bytes.saturating_add(memory))?;
+        needs += bytes;
     }
-    let needs = part.volumes().into_iter().map(needs).sum();
     let mut progress = Progress::new(needs);
     let held = match pod {
         None => {

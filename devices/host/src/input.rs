@@ -241,14 +241,22 @@ impl Hub {
 
 #[cfg(test)]
 mod test {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
+    /// Takes all events while it is not deaf.
     #[derive(Default)]
-    struct Counter {
+    struct Recorder {
         deaf: AtomicBool,
-        taken: AtomicU32,
+        events: Mutex<Vec<Event>>,
+    }
+
+    impl Recorder {
+        /// The events since the last call.
+        fn taken(&self) -> Vec<Event> {
+            mem::take(&mut *self.events.lock().unwrap())
+        }
     }
 
     /// A keyboard that the guest does not read.
@@ -271,44 +279,13 @@ mod test {
         let hub = Hub::default();
         assert!(hub.is_idle(), "nothing waits");
         hub.register(Arc::new(Waiting));
-        hub.register(Arc::<Counter>::default());
+        hub.register(Arc::<Recorder>::default());
         assert!(!hub.is_idle(), "a mouse that came later is no keyboard");
     }
 
-    impl Sink for Counter {
-        fn take(&self, _: Event) -> bool {
-            let listens = !self.deaf.load(Ordering::Relaxed);
-            self.taken.fetch_add(u32::from(listens), Ordering::Relaxed);
-            listens
-        }
-    }
-
-    #[test]
-    fn only_the_newest_listening_device_gets_the_event() {
-        let hub = Hub::default();
-        let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
-        assert!(!hub.key(Key::PAUSE, true), "there is no device");
-        hub.register(old.clone());
-        hub.register(new.clone());
-        assert!(hub.motion(Motion::default()));
-        new.deaf.store(true, Ordering::Relaxed);
-        assert!(hub.key(Key::PAUSE, true));
-        let taken = [&old, &new].map(|it| it.taken.load(Ordering::Relaxed));
-        assert_eq!(taken, [1, 1]);
-        hub.unregister(&(old as Arc<dyn Sink>));
-        assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
-    }
-
-    /// Takes all events while it is not parked.
-    #[derive(Default)]
-    struct Keyboard {
-        parked: AtomicBool,
-        events: Mutex<Vec<Event>>,
-    }
-
-    impl Sink for Keyboard {
+    impl Sink for Recorder {
         fn take(&self, event: Event) -> bool {
-            let listens = !self.parked.load(Ordering::Relaxed);
+            let listens = !self.deaf.load(Ordering::Relaxed);
             if listens {
                 self.events.lock().unwrap().push(event);
             }
@@ -317,28 +294,43 @@ mod test {
     }
 
     #[test]
+    fn only_the_newest_listening_device_gets_the_event() {
+        let hub = Hub::default();
+        let (old, new) = (Arc::<Recorder>::default(), Arc::<Recorder>::default());
+        assert!(!hub.key(Key::PAUSE, true), "there is no device");
+        hub.register(old.clone());
+        hub.register(new.clone());
+        assert!(hub.motion(Motion::default()));
+        new.deaf.store(true, Ordering::Relaxed);
+        assert!(hub.key(Key::PAUSE, true));
+        let taken = [&old, &new].map(|it| it.taken().len());
+        assert_eq!(taken, [1, 1]);
+        hub.unregister(&(old as Arc<dyn Sink>));
+        assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
+    }
+
+    #[test]
     fn keys_that_are_released_while_the_machine_is_paused_do_not_stay_down() {
-        let (hub, keyboard) = (Hub::default(), Arc::<Keyboard>::default());
+        let (hub, keyboard) = (Hub::default(), Arc::<Recorder>::default());
         hub.register(keyboard.clone());
         let [shift, a, b] = [0x2a, 0x1e, 0x30].map(|code| Key::new(code).unwrap());
-        let taken = || mem::take(&mut *keyboard.events.lock().unwrap());
         for key in [shift, a] {
             assert!(hub.key(key, true));
         }
-        keyboard.parked.store(true, Ordering::Relaxed);
+        keyboard.deaf.store(true, Ordering::Relaxed);
         // `b` was not down before, and `a` is held.
         for (key, down) in [(shift, false), (b, true), (b, false)] {
             assert!(!hub.key(key, down));
         }
-        keyboard.parked.store(false, Ordering::Relaxed);
-        taken();
+        keyboard.deaf.store(false, Ordering::Relaxed);
+        keyboard.taken();
         assert!(hub.motion(Motion::default()));
         assert!(hub.motion(Motion::default()));
         let motion = Event::Motion(Motion::default());
-        assert_eq!(taken(), [Event::Key(shift, false), motion, motion]);
+        assert_eq!(keyboard.taken(), [Event::Key(shift, false), motion, motion]);
         hub.release_all();
         hub.release_all();
-        assert_eq!(taken(), [Event::Key(a, false)]);
+        assert_eq!(keyboard.taken(), [Event::Key(a, false)]);
     }
 
     #[test]

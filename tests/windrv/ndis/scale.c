@@ -156,14 +156,14 @@ static void land(PNET_BUFFER_LIST list, const u8 *frame, u32 length)
     }
     u32 udp = frame[HEADER + (v6 ? 6 : 9)] == UDP_PROTOCOL;
     u32 at = payload_at(&FLOWS[2 * v6 + udp]);
-    u32 number = get4(frame + at + NUMBER), sender = number >> 16;
+    u32 number = get4(frame + at + NUMBER), sender = number >> 16, stamp = get4(frame + at + STAMP);
     /* A busy host answers what a disturbed load sent while the next one runs. */
-    if (load.loses && get4(frame + at + STAMP) >> 24 != (load_number & 0xff)) {
+    if (load.loses && stamp >> 24 != (load_number & 0xff)) {
         landed.late++;
         return;
     }
     Flight *it = sender < PROCESSORS ? &flights[sender][(number & 0xffff) % SHARE] : NULL;
-    if (!it || get4(frame + at + STAMP) != it->stamp) {
+    if (!it || stamp != it->stamp) {
         landed.unknown++;
     } else if (!it->in_flight) {
         landed.twice++;

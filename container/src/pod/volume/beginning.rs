@@ -71,11 +71,9 @@ impl Volume {
         }
     }
 
-    /// Fails if another machine uses the first disk. The lock lasts as long as the file.
-    pub(super) fn lock_first_disk(
-        settings: &Settings,
-        root: &Path,
-    ) -> anyhow::Result<Option<File>> {
+    /// Fails if another machine uses the first disk. The lock lasts as long as the file; there is
+    /// none without the disk.
+    pub fn lock_first_disk(settings: &Settings, root: &Path) -> anyhow::Result<Option<File>> {
         let disk = disks::find(0, settings, root)?.map(|found| found.disk.path);
         disk.filter(|path| path.exists()).map(|path| locked(&path)).transpose()
     }

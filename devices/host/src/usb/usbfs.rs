@@ -41,7 +41,7 @@ const ISO_ASAP: c_uint = 2;
 pub const MAX_PACKETS: usize = 32;
 /// The maximum number of bytes in the descriptors of a device.
 const MAX_DESCRIPTORS: usize = 64 << 10;
-/// Types of descriptors: configuration and interface.
+/// Types of descriptors: configuration, interface and endpoint.
 const CONFIGURATION: u8 = 2;
 const INTERFACE: u8 = 4;
 const ENDPOINT: u8 = 5;
@@ -248,8 +248,7 @@ impl Device {
         };
         let claimed = device.claim_all();
         if claimed.is_err() {
-            let taken = device.release_all();
-            device.connect(&taken);
+            device.connect(&device.release_all());
         }
         claimed.context("the interfaces of a USB device, which another program may use")?;
         ensure!(!device.state().claimed.is_empty(), "a USB device without interfaces");

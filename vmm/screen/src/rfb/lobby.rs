@@ -208,15 +208,14 @@ pub(super) async fn read_announcement(stream: &mut impl Duplex) -> anyhow::Resul
         let mut line = String::new();
         loop {
             match stream.read_u8().await? {
-                b'\n' => return Ok(line),
+                b'\n' => return anyhow::Ok(line),
                 byte @ b' '..=b'~' if line.len() < MAX_LINE => line.push(byte.into()),
                 _ => bail!("its first line does not announce a client"),
             }
         }
     };
-    let line: anyhow::Result<String> =
-        timeout(INTRODUCTION, line).await.context("it did not announce a client in time")?;
-    let line = line?;
+    let line =
+        timeout(INTRODUCTION, line).await.context("it did not announce a client in time")??;
     Ok(match line.strip_prefix(VIEW_ONLY) {
         Some(name) => (name.to_owned(), true),
         None => (line, false),
