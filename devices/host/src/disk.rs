@@ -210,9 +210,9 @@ pub trait Channel: Send {
     fn reap(&mut self, done: &mut Vec<Completion>);
     /// Readable while there may be completions. Spurious wakeups are possible.
     fn event(&self) -> BorrowedFd<'_>;
-    /// Takes back requests that are not in flight: they wait for free space on the volume or for a
-    /// rate limit. They are not answered. A controller that parks keeps them, reaps the rest, and
-    /// pushes them again when it runs on. After a reset they may be forgotten.
+    /// Takes back requests that are not in flight: they wait for a thread, for free space on the
+    /// volume or for a rate limit. They are not answered. A controller that parks keeps them, reaps
+    /// the rest, and pushes them again when it runs on. After a reset they may be forgotten.
     fn withdraw(&mut self) -> Vec<Request> {
         Vec::new()
     }

@@ -285,10 +285,11 @@ impl Group {
     }
 
     /// Ends all commands of a submission queue: waits for requests in flight, aborts those not
-    /// started.
+    /// started. Commands that were fetched when the rest could not be read have no requests.
     pub(super) fn abort_queue(&mut self, queue: u16) {
         let mut others = Vec::new();
-        while self.submissions.iter().any(|it| it.id == queue && it.in_flight > 0) {
+        let has_commands = |it: &SubmissionQueue| it.id == queue && it.in_flight > 0;
+        while self.asked > 0 && self.submissions.iter().any(has_commands) {
             for request in self.withdraw() {
                 let pending = self.pending_of(request.tag);
                 if pending.queue != queue {

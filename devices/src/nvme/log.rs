@@ -48,7 +48,7 @@ fn errors(shared: &Shared) -> Vec<u8> {
     let health = shared.health();
     for (error, at) in health.mistakes.iter().zip(0_u64..) {
         let entry = 64 * usize::try_from(at).expect("at most 16");
-        page.put(entry, &(health.count - at).to_le_bytes());
+        page.put(entry, &health.count.saturating_sub(at).to_le_bytes());
         page.put(entry + 8, &error.queue.to_le_bytes());
         page.put(entry + 10, &error.id.to_le_bytes());
         page.put(entry + 12, &(error.status.0 << 1).to_le_bytes());

@@ -773,6 +773,27 @@ fn excess_ranges_wait_and_are_completed_or_dropped() {
 }
 
 #[test]
+fn a_queue_of_which_a_part_cannot_be_read_is_deleted() {
+    let mut driver = Driver::new();
+    for _ in 0..20 {
+        driver.enable();
+        driver.create(1, 1024);
+        // Its first 64 entries are in the last page of memory.
+        let (id, at) = (2, RAM as u64 - 4096);
+        let sq = with(command(1, 0), &[(10, id | 1023 << 16), (11, 1 << 16 | 1)]);
+        assert_eq!(driver.admin(prp(sq, (at, 0))).status, 0);
+        // In most rounds it fails while the controller is busy, which then deletes it.
+        for _ in 0..20 {
+            driver.put(0, prp(with(command(6, 1), &[(10, 0)]), (PAGE, 0)));
+        }
+        driver.put(0, with(command(0, 0), &[(10, id)]));
+        driver.ring(0);
+        driver.set(DOORBELLS + 8 * u64::from(id), 100);
+        driver.disable();
+    }
+}
+
+#[test]
 fn a_failing_disk_gives_error_statuses() {
     let mut driver = Driver::ready(16);
     driver.disk.fails.store(true, Ordering::SeqCst);

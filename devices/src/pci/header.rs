@@ -24,6 +24,8 @@ const PIN: usize = 0x3d;
 /// The first byte after the standard header.
 const BODY: usize = 0x40;
 pub(super) const MSIX: u8 = 0x11;
+/// The capability of PCI Express functions.
+const EXPRESS: u8 = 0x10;
 
 /// The size of conventional configuration space in bytes.
 pub(super) const SIZE: usize = 256;
@@ -132,12 +134,17 @@ impl Header {
     /// `pending` is the state of the INTx request.
     pub(super) fn read(&self, offset: usize, data: &mut [u8], pending: bool) {
         for (at, byte) in (offset..).zip(data) {
-            // A conventional function has no extended configuration space, which reads as all-ones.
-            *byte = self.bytes.get(at).copied().unwrap_or(0xff);
+            *byte = self.bytes.get(at).copied().unwrap_or_else(|| self.extended());
             if at == STATUS && pending {
                 *byte |= PENDING;
             }
         }
+    }
+
+    /// A byte of the extended configuration space. That of a conventional function does not exist,
+    /// and that of a PCI Express function has no capabilities.
+    fn extended(&self) -> u8 {
+        if self.capability(EXPRESS).is_some() { 0 } else { 0xff }
     }
 
     pub(super) fn write(&mut self, offset: usize, data: &[u8]) {

@@ -13,6 +13,7 @@
 //! image that `qemu-img check` reports as corrupt, and the next start may allocate that cluster
 //! again.
 
+mod clear;
 mod empty;
 mod entry;
 mod header;
@@ -442,50 +443,6 @@ impl Qcow2 {
         }
         Ok(())
     }
-
-    /// The new entry of a cluster that is to read as zeros. `None` if zeros have to be written.
-    fn zeroed(&self, entry: u64, keep: bool) -> Option<u64> {
-        let plain = entry & COMPRESSED == 0 && entry & COPIED != 0;
-        match (self.header.version, &self.backing) {
-            (3, _) if keep && plain => Some(entry | ZERO),
-            (_, None) => Some(0),
-            (3, Some(_)) => Some(ZERO),
-            _ => None,
-        }
-    }
-
-    /// Clears whole clusters. Returns the parts of clusters that still have to be written.
-    fn clear(&self, offset: u64, length: u64, keep: bool) -> io::Result<Vec<Part>> {
-        let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
-        let mut tables = self.tables();
-        let (cluster, size) = (self.cluster(), self.size.load(Ordering::Acquire));
-        let mut rest = Vec::new();
-        let end = offset + length;
-        let mut at = offset;
-        while at < end {
-            let next = (at - at % cluster + cluster).min(end);
-            // The disk may end within its last cluster.
-            let whole =
-                at.is_multiple_of(cluster) && (next.is_multiple_of(cluster) || next == size);
-            let part = Part { offset: at, at: 0, length: usize::try_from(next - at).unwrap_or(0) };
-            let location = self.locate(&mut tables, part)?;
-            let entry = tables.entry(&self.raw, at)?;
-            match self.zeroed(entry, keep).filter(|_| whole) {
-                _ if self.reads_zeros(location) && (keep || tables.data_at(entry)?.is_none()) => {}
-                Some(new) => {
-                    self.mark(true)?;
-                    tables.checkpoint_if_full(&self.raw)?;
-                    tables.set_entry(&self.raw, at, new)?;
-                    if new & !(ZERO | COPIED) == 0 {
-                        self.release(&mut tables, entry)?;
-                    }
-                }
-                None => rest.push(part),
-            }
-            at = next;
-        }
-        Ok(rest)
-    }
 }
 
 impl Drop for Qcow2 {
@@ -544,14 +501,15 @@ impl Medium for Qcow2 {
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         if self.raw.geometry().discard > 0 {
             // Partial clusters keep their content.
-            self.clear(offset, length, false)?;
+            self.clear(offset, length, false, |_| {})?;
         }
         Ok(())
     }
 
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
         let keep = !unmap || self.raw.geometry().discard == 0;
-        let rest = self.clear(offset, length, keep)?;
+        let mut rest = Vec::new();
+        self.clear(offset, length, keep, |part| rest.push(part))?;
         let mut buffer = Buffer::default();
         for part in rest {
             let zeros = buffer.take(part.length);

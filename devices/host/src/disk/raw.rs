@@ -420,7 +420,10 @@ impl Medium for Raw {
         match done {
             // A discard is a hint: the range may keep its room and its content.
             Err(error) if unsupported(&error) => {
-                self.discards.store(false, Ordering::Relaxed);
+                // Another range may do.
+                if Errno::from_io_error(&error) != Some(Errno::INVAL) {
+                    self.discards.store(false, Ordering::Relaxed);
+                }
                 Ok(())
             }
             // Not reported as full: waiting for room in order to free room would never end.

@@ -224,6 +224,11 @@ impl Channel for Pool {
     fn event(&self) -> BorrowedFd<'_> {
         self.shared.event()
     }
+
+    fn withdraw(&mut self) -> Vec<Request> {
+        let waiting = mem::take(&mut self.shared.queue().waiting);
+        waiting.into_iter().chain(self.pushed.drain(..)).collect()
+    }
 }
 
 impl Drop for Pool {

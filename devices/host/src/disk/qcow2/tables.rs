@@ -7,7 +7,8 @@
 //! The next writer that opens the image frees them (see `repair`).
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
+use std::ops::Range;
+use std::{io, mem};
 
 use super::super::medium::{Buffer, Medium};
 use super::super::raw::Raw;
@@ -320,6 +321,16 @@ impl Tables {
         Ok(self.l2.load(raw, at)?.numbers[second])
     }
 
+    /// Where the range of an L2 table ends that is not there.
+    pub(super) fn empty_until(&self, offset: u64) -> io::Result<Option<u64>> {
+        let (first, _) = self.indices(offset)?;
+        if self.table_at(self.l1.entries[first])?.is_some() {
+            return Ok(None);
+        }
+        let range = self.cluster() / 8 * self.cluster();
+        Ok(Some(offset - offset % range + range))
+    }
+
     /// The offset of the data cluster that an entry refers to.
     pub(super) fn data_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
@@ -457,12 +468,27 @@ impl Tables {
         raw.flush()?;
         // Nothing in the file refers to these any more. The next checkpoint writes the lower
         // refcounts.
+        self.freed.sort_unstable();
+        let mut run = 0..0;
         while let Some(at) = self.freed.pop() {
-            if self.count_down(raw, at)? {
-                // If the host cannot free the space, it is reused all the same.
-                raw.discard(at, self.cluster()).ok();
+            if !self.count_down(raw, at)? {
+                continue;
+            }
+            let end = at + self.cluster();
+            if end == run.start {
+                run.start = at;
+            } else {
+                discard(raw, mem::replace(&mut run, at..end));
             }
         }
+        discard(raw, run);
         Ok(())
+    }
+}
+
+/// Frees the space of clusters. If the host cannot, they are reused all the same.
+fn discard(raw: &Raw, range: Range<u64>) {
+    if !range.is_empty() {
+        raw.discard(range.start, range.end - range.start).ok();
     }
 }
