@@ -336,7 +336,10 @@ fn without_an_agent_commands_fail_at_once_with_the_reason() -> Result<()> {
     let said = follows.stdout.text();
     ensure!(said.contains("Stopping the probe…"), "{said}");
     let (status, _, err) = says(&Command::new(transom()?).args(["exec", "true"]).output()?);
-    ensure!(status == Some(1) && err.contains("no pod runs here"), "{status:?} {err}");
+    ensure!(
+        status == Some(1) && err.contains("no machine runs in this container"),
+        "{status:?} {err}"
+    );
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use vmm::control::Client;
@@ -34,8 +34,8 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_ANSWER: u64 = 64 << 20;
 /// This is also the state of a pod that could not start: it shows the reason, and has not opened
 /// its socket yet.
-const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start: \
-                      see the container's log";
+const NO_POD: &str = "no machine runs in this container: `transom pod` has not been started, or \
+                      could not start: see the container's log";
 const OK_PREFIX: &[u8] = b"{\"ok\":";
 const OK_SUFFIX: &[u8] = b"}\n";
 
@@ -67,7 +67,7 @@ impl Pod {
     /// Returns the answer's JSON.
     fn ask(&mut self, question: &Question) -> anyhow::Result<Vec<u8>> {
         let question = format!("{}\n", serde_json::to_string(question)?);
-        self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
+        self.0.get_mut().write_all(question.as_bytes()).context("the container has ended")?;
         let mut line = Vec::new();
         (&mut self.0).take(MAX_ANSWER).read_until(b'\n', &mut line).context("the pod")?;
         if let Some(answer) = line.strip_prefix(OK_PREFIX).and_then(|it| it.strip_suffix(OK_SUFFIX))
@@ -77,8 +77,28 @@ impl Pod {
             line.drain(..OK_PREFIX.len());
             return Ok(line);
         }
-        let no: Refusal = serde_json::from_slice(&line).context("the pod has ended")?;
+        let no: Refusal = serde_json::from_slice(&line).context("the container has ended")?;
         Err(Failure::new(Status::of_code(no.status), no.error))
+    }
+
+    /// Waits until the machine is off, at most this long since `start`. Returns its exit status, or
+    /// `None` if the pod is gone, and its machine with it.
+    fn wait_until_off(&mut self, start: Instant, wait: Duration) -> anyhow::Result<Option<u8>> {
+        loop {
+            let left = wait.saturating_sub(start.elapsed());
+            ensure!(!left.is_zero(), "the guest is not off after {} s", wait.as_secs());
+            self.within(Some(left))?;
+            match self.ask(&Question::Off) {
+                Ok(answer) => match serde_json::from_slice(&answer)? {
+                    None => {}
+                    status => return Ok(status),
+                },
+                Err(refused) if refused.is::<Failure>() => return Err(refused),
+                Err(_) if start.elapsed() < wait => return Ok(None),
+                // It is late, and the machine may still run.
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -138,27 +158,11 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
     let mut pod = Pod::find()?;
     pod.ask(&Question::Shutdown { wait: wait.is_some() })?;
     let Some(wait) = wait else { return Ok(()) };
-    let start = Instant::now();
-    loop {
-        let left = wait.saturating_sub(start.elapsed());
-        if left.is_zero() {
-            bail!("the guest is not off after {} s", wait.as_secs());
-        }
-        pod.within(Some(left))?;
-        let answer = pod.ask(&Question::Off);
-        let off = match answer {
-            Ok(answer) => answer != b"null",
-            Err(refused) if refused.is::<Failure>() => return Err(refused),
-            // If the pod is gone, so is its machine. If it is late, the machine may still run.
-            Err(_) => start.elapsed() < wait,
-        };
-        if off {
-            // The pod ends, and everything in its container with it, when this connection closes.
-            // So the kernel must close it, after our exit status is known.
-            forget(pod);
-            return Ok(());
-        }
-    }
+    pod.wait_until_off(Instant::now(), wait)?;
+    // The pod ends, and everything in its container with it, when this connection closes. So the
+    // kernel must close it, after our exit status is known.
+    forget(pod);
+    Ok(())
 }
 
 /// Moves the machine to another pod, and returns what is known of that.
@@ -310,7 +314,7 @@ fn doctor_options(folder: &Path, words: &[String]) -> Vec<OsString> {
 }
 
 /// The password of the screen, and in further lines those for VNC viewers, if VNC is enabled, and
-/// of Windows' account, if it is a made one and another. Without any, the error is the reason.
+/// of Windows' account, if it is a generated one and another. Without any, the error is the reason.
 pub fn password() -> anyhow::Result<String> {
     password_of(RuntimeFolder::find().as_ref())
 }
@@ -329,7 +333,7 @@ fn password_of(runtime_folder: Option<&RuntimeFolder>) -> anyhow::Result<String>
     if screen.is_none() && account.is_none() {
         match read(runtime_folder.open())? {
             Some(why) => bail!("the screen asks for no password: {why}"),
-            None => bail!("the pod is still starting: try again in a second"),
+            None => bail!("the container is still starting: try again in a second"),
         }
     }
     let screen = screen.map(|text| format!("{text}\n"));
@@ -403,8 +407,8 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let runtime_folder = RuntimeFolder::within(folder.path());
         let no = |runtime_folder| password_of(runtime_folder).unwrap_err().to_string();
-        assert!(no(None).starts_with("no pod runs here"));
-        assert!(no(Some(&runtime_folder)).starts_with("the pod is still starting"));
+        assert!(no(None).starts_with("no machine runs in this container"));
+        assert!(no(Some(&runtime_folder)).starts_with("the container is still starting"));
         runtime_folder.write(runtime_folder.open(), "PROTECT=N disables it").unwrap();
         assert!(no(Some(&runtime_folder)).contains("no password: PROTECT=N"));
         runtime_folder.write(runtime_folder.password(), "hush").unwrap();

@@ -105,14 +105,14 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "logs",
         usage: "[--follow] [--json]",
-        help: "Prints the last lines of the pod's log, up to 2000. With --follow, continues with \
-               new lines. With --json, each line is an object.",
+        help: "Prints the last lines of the container's log, up to 2000. With --follow, continues \
+               with new lines. With --json, each line is an object.",
         run: show_logs,
     },
     Command {
         name: "probe",
         usage: "[live|started|ready]",
-        help: "Checks the pod's health, for exec probes: the status is 0 if it is good. The \
+        help: "Checks the container's health, for exec probes: the status is 0 if it is good. The \
                default is ready: whether the guest is ready for use.",
         run: probe,
     },
@@ -157,18 +157,18 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "migrate",
         usage: "[--wait SECONDS] [--within SECONDS]",
-        help: "Moves the running machine to another pod on the same volume, which waits for it: \
-               start both with SHUTDOWN=migrate. This pod ends then. With --wait, waits for the \
-               other pod. With --within, gives up after this time, and the machine stays. \
-               Stopping the pod moves the machine, too.",
+        help: "Moves the running machine to another container on the same volume, which waits for \
+               it: start both with SHUTDOWN=migrate. This container ends then. With --wait, waits \
+               for the other one. With --within, gives up after this time, and the machine stays. \
+               Stopping the container moves the machine, too.",
         run: migrate,
     },
     Command {
         name: "password",
         usage: "",
         help: "Prints the password of the screen, and in further lines the one for VNC viewers, \
-               if VNC is enabled, and a made one of Windows' account, if it is another. If there \
-               is no password, reports why.",
+               if VNC is enabled, and a generated one of Windows' account, if it is another. If \
+               there is no password, reports why.",
         run: show_password,
     },
     Command {
@@ -449,7 +449,7 @@ fn show_password(words: &[String]) -> anyhow::Result<u8> {
 
 fn usb(words: &[String]) -> anyhow::Result<u8> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] | ["list"] => print(&ask::usb()?),
+        [] => print(&ask::usb()?),
         ["attach", device] => print(&ask::attach_usb(device)?),
         ["detach", device] => {
             ask::detach_usb(device)?;
@@ -503,8 +503,8 @@ fn snapshot(words: &[String]) -> anyhow::Result<u8> {
         ["restore", text, ref options @ ..] if matches!(options, [] | ["--drop-suspended"]) => {
             if ask::snapshot::pod(None).is_some() {
                 bail!(
-                    "a pod runs here: stop it, and restore with a container that runs `snapshot \
-                     restore {text}` on the same volume"
+                    "a machine runs in this container: stop it, and restore with a container that \
+                     runs `snapshot restore {text}` on the same volume"
                 );
             }
             let restored = restore::restore(shelf, &name(text)?, !options.is_empty())?;

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::bail;
@@ -137,6 +137,20 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io:
     sync_folder(path)
 }
 
+/// Like [`write()`], and gives the file to the owner of its folder, if possible: a pod may run as
+/// another user the next time.
+pub fn write_for_owner(
+    path: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let owner = fs::metadata(path.parent().ok_or(ErrorKind::InvalidInput)?)?;
+    write(path, |file| {
+        // Only root may give it away.
+        fchown(&*file, Some(owner.uid()), Some(owner.gid())).ok();
+        fill(file)
+    })
+}
+
 /// Like [`write()`], but fails if the name is taken. After another error, it may be there.
 pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     match beside(path, fill)?.persist_noclobber(path) {
@@ -149,22 +163,26 @@ pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::
     sync_folder(path)
 }
 
-/// Makes a new, changed or removed name durable. Some file systems cannot, and have no need, and a
-/// folder may be one that is only written.
+/// Makes a new, changed or removed name durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    match synced.as_ref().map_err(Errno::from_io_error) {
-        Err(Some(
-            Errno::INVAL
-            | Errno::OPNOTSUPP
-            | Errno::NOSYS
-            | Errno::BADF
-            | Errno::ACCESS
-            | Errno::PERM
-            | Errno::ROFS,
-        )) => Ok(()),
-        _ => synced,
+    path.parent().map_or(Ok(()), host::sync_folder::sync_folder)
+}
+
+/// Locks a file that only pods lock. Returns false if another one has it.
+pub fn try_lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        locked => locked.map(|()| true).map_err(io::Error::from),
+    }
+}
+
+/// `None` if there is no such file, or no folder for it.
+pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
+        found => found.map(Some),
     }
 }
 
@@ -182,8 +200,8 @@ fn beside(
         let made = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
         // The lock keeps `sweep` of other processes away, unless one came before. Without locks,
         // `sweep` removes nothing.
-        let locked = flock(&made, FlockOperation::NonBlockingLockExclusive);
-        let swept = locked == Err(Errno::WOULDBLOCK) || made.as_file().metadata()?.nlink() == 0;
+        let taken = try_lock(made.as_file()).is_ok_and(|locked| !locked);
+        let swept = taken || made.as_file().metadata()?.nlink() == 0;
         if !swept {
             break made;
         }
@@ -201,7 +219,7 @@ fn sweep(folder: &Path, prefix: &OsStr) {
             continue;
         }
         let Ok(file) = open_itself(&entry.path(), File::options().write(true)) else { continue };
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if try_lock(&file).is_ok_and(|locked| locked) {
             // A file that cannot be removed does no harm.
             fs::remove_file(entry.path()).ok();
         }

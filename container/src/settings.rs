@@ -48,6 +48,8 @@ use self::words::{
 pub const MONITOR_SOCKET: &str = "/run/shm/monitor.sock";
 /// The default port of VNC servers (RFC 6143 9).
 const VNC_PORT: u16 = 5900;
+/// The port of the guest's remote desktop.
+pub const RDP: u16 = 3389;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
@@ -137,6 +139,20 @@ impl Settings {
     pub fn migrate_port(&self) -> Option<u16> {
         let waits = self.pod.shutdown == Shutdown::Migrate;
         u16::try_from(self.pod.migration.port.0).ok().filter(|_| waits)
+    }
+
+    /// The ports that stay with the pod, each with the reason.
+    pub fn kept_ports(&self) -> Vec<(u16, words::Protocol, &'static str)> {
+        let host = self.network.host_ports.0.iter();
+        let web = u16::try_from(self.screen.web_port.0).ok().filter(|_| self.screen.web);
+        let own = web.map(|it| (it, "it is WEB_PORT"));
+        let own = own.into_iter().chain(self.vnc().map(|it| (it, "it is VNC_PORT")));
+        let monitors = self.monitor_ports().into_iter();
+        let own = own.chain(monitors.map(|it| (it, "QMP or MONITOR uses it")));
+        let own = own.chain(self.migrate_port().map(|it| (it, "it is MIGRATE_PORT")));
+        host.map(|(port, protocol)| (*port, *protocol, "it is in HOST_PORTS"))
+            .chain(own.map(|(port, why)| (port, words::Protocol::Tcp, why)))
+            .collect()
     }
 
     /// The port for VNC viewers, or nothing if the pod has no VNC server.

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use self::manifest::Manifest;
 use crate::disks::{MAX_DISKS, below};
-use crate::files::{self, Held};
+use crate::files::{self, Held, if_there};
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
 
@@ -311,16 +311,6 @@ impl<'a> Shelf<'a> {
     }
 }
 
-/// `None` if there is no such file, or no folder for it.
-pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            Ok(None)
-        }
-        found => found.map(Some),
-    }
-}
-
 /// Whether a volume has this folder, without a link in its path.
 fn is_there(shelf: &Shelf, folder: &Path) -> anyhow::Result<bool> {
     let held = if_there(shelf.hold(folder)).with_context(|| folder.display().to_string())?;
@@ -329,24 +319,14 @@ fn is_there(shelf: &Shelf, folder: &Path) -> anyhow::Result<bool> {
 
 /// Whether this is a folder, and no link to one.
 fn is_folder(path: &Path) -> anyhow::Result<bool> {
-    match fs::symlink_metadata(path) {
-        Ok(found) => Ok(found.is_dir()),
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            Ok(false)
-        }
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
-    }
+    let found = if_there(fs::symlink_metadata(path));
+    let found = found.with_context(|| path.display().to_string())?;
+    Ok(found.is_some_and(|it| it.is_dir()))
 }
 
 /// Whether a file, or a link, has this name.
 fn exists(path: impl AsRef<Path>) -> io::Result<bool> {
-    match fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
+    Ok(if_there(fs::symlink_metadata(path))?.is_some())
 }
 
 /// Names in the folder on the first volume. There are none if it is no folder.

@@ -183,7 +183,7 @@ impl WebState {
             "agent": guest, "step": self.step, "idle": doze::state() })
     }
 
-    /// Shows the made password of Windows' account to clients that logged in.
+    /// Shows the generated password of Windows' account to clients that logged in.
     pub fn show_account(&self, user: &str, password: &str) {
         self.account.get_or_init(|| json!({ "user": user, "password": password }));
     }
@@ -430,7 +430,7 @@ mod test {
         story.enter(Phase::Running, "Windows starts");
         let (head, _) = fetch(port, "/msg.html").await;
         assert!(head.starts_with("http/1.1 404"), "{head}");
-        // The viewer, where the redirect leads, needs a login. So does a made password.
+        // The viewer, where the redirect leads, needs a login. So does a generated password.
         web.show_account("Docker", "hush");
         for path in ["/", "/account", "/log"] {
             let (head, body) = fetch(port, path).await;

@@ -140,7 +140,10 @@ fn disks_are_cloned_while_the_machine_runs() -> Result<()> {
         ensure!(text.contains("The guest stood still for "), "{kind}: {text}");
         ensure!(state(&volume.place)?["state"] == "running", "{kind}: it does not go on");
         let (status, text) = snapshot(&pod, &["restore", "one"])?;
-        ensure!(status == Some(1) && text.contains("a pod runs here: stop it"), "{kind}: {text}");
+        ensure!(
+            status == Some(1) && text.contains("a machine runs in this container: stop it"),
+            "{kind}: {text}"
+        );
         // In another container, the disk's lock shows the machine.
         let refused = volume.off(&["restore", "one"]).output()?;
         let text = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -7,6 +7,7 @@ mod sleep;
 mod transfers;
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -62,6 +63,13 @@ struct Mailbox {
     receiver: Receiver<Notice>,
 }
 
+/// The supervisor of the process, the signals to it, and the main loop's notices.
+struct Outside {
+    parent: Option<OwnedFd>,
+    signals: signals::Watch,
+    notices: Mailbox,
+}
+
 fn events(notices: &Sender<Notice>) -> Events {
     let notices = notices.clone();
     Arc::new(move |event| {
@@ -92,21 +100,21 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let signal_sender = notices.sender.clone();
     let signalled = move |signal| signal_sender.send(Notice::Signal(signal)).is_ok();
     let signals = signals::catch(signalled)?;
+    let outside = Outside { parent: config.die_with.open()?, signals, notices };
     let Some(incoming) = config.incoming.clone() else {
         let snapshot = config.restore.as_ref().map(Snapshot::open).transpose()?;
         let config = with_snapshot(config, snapshot.as_ref())?;
-        return run_with(config, snapshot, &mut None, (notices, signals));
+        return run_with(config, snapshot, &mut None, outside);
     };
     jail::arrival::enter(&config.jail)?;
-    let mut arrival = arrival::wait(&incoming.socket)?;
+    let mut arrival = arrival::wait(&incoming.socket, outside.parent.as_ref())?;
     let Some(found) = &mut arrival else {
         tracing::info!("ended before a machine arrived");
         return Ok(signals::arrived().unwrap_or(Status::Failed as u8));
     };
     let ran = found.receive(config, incoming.options).context("--incoming");
-    let ran = ran.and_then(|(config, snapshot)| {
-        run_with(config, Some(snapshot), &mut arrival, (notices, signals))
-    });
+    let ran =
+        ran.and_then(|(config, snapshot)| run_with(config, Some(snapshot), &mut arrival, outside));
     if let Some(arrival) = arrival {
         let ended = anyhow::anyhow!("a signal has ended the process");
         arrival.refuse(ran.as_ref().err().unwrap_or(&ended));
@@ -119,12 +127,12 @@ fn run_with(
     mut config: Config,
     snapshot: Option<Snapshot>,
     arrival: &mut Option<Arrival>,
-    (notices, mut signals): (Mailbox, signals::Watch),
+    outside: Outside,
 ) -> anyhow::Result<u8> {
+    let Outside { parent, mut signals, notices } = outside;
     config.check()?;
     signals::set_grace(config.grace.0);
     let sender = notices.sender.clone();
-    let parent = config.die_with.open()?;
     // Bind the control socket first: if it is in use, exit before the guest touches a disk.
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;

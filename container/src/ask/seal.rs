@@ -1,9 +1,7 @@
 //! Makes an installed machine the base of others (`BASE`): its guest gives up its identity and
 //! shuts down, and its volume is marked.
 
-use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -66,7 +64,8 @@ pub fn run(
     mut tell: impl FnMut(&str),
 ) -> anyhow::Result<()> {
     let late = || Failure::new(Status::Usage, "--wait: it is too long");
-    let end = Instant::now().checked_add(options.wait).ok_or_else(late)?;
+    let start = Instant::now();
+    let end = start.checked_add(options.wait).ok_or_else(late)?;
     let mark = check(settings, Path::new("/"))?;
     let mut pod = Pod::find()?;
     pod.ask(&Question::Wake)?;
@@ -90,18 +89,11 @@ pub fn run(
     }
     tell("the guest shuts down…");
     pod.ask(&Question::Shutdown { wait: true })?;
-    let status = loop {
-        let left = end.saturating_duration_since(Instant::now());
-        ensure!(!left.is_zero(), "the guest is not off after {} s", options.wait.as_secs());
-        pod.within(Some(left))?;
-        let answer: Option<u8> = serde_json::from_slice(&pod.ask(&Question::Off)?)?;
-        if let Some(status) = answer {
-            break status;
-        }
-    };
+    let status = pod.wait_until_off(start, options.wait)?;
+    let status = status.map_or("unknown".to_owned(), |it| it.to_string());
     // The pod waits until this connection ends.
     ensure!(
-        status == 0,
+        status == "0",
         "the machine ended (status {status}) before its guest was off: start it, and seal it again"
     );
     // A machine that has moved to another pod is not off.
@@ -162,9 +154,5 @@ fn succeed(program: &str, words: &[&str], end: Instant) -> anyhow::Result<()> {
 /// Marks the volume with a new identity of the base.
 fn write(mark: &Path) -> anyhow::Result<()> {
     let id = Uuid::random()?;
-    files::write(mark, |file| writeln!(file, "{id}"))?;
-    let folder = mark.parent().context("a mark is in a folder")?;
-    let told = fs::metadata(folder)?;
-    lchown(mark, Some(told.uid()), Some(told.gid())).ok();
-    Ok(())
+    Ok(files::write_for_owner(mark, |file| writeln!(file, "{id}"))?)
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use vmm::control::snapshot::{self, SnapshotKey};
 use vmm::control::{Client, Then};
 
-use super::{NO_POD, Pod};
+use super::{ANSWER_TIMEOUT, NO_POD, Pod};
 use crate::pod::freeze::Outcome;
 use crate::pod::inquiry::Question;
 use crate::pod::runtime_folder::RuntimeFolder;
@@ -49,7 +49,9 @@ impl create::Pod for RunningPod {
 
     fn save(&mut self, folder: &Path, within: Duration) -> anyhow::Result<()> {
         let runtime_folder = RuntimeFolder::find().context(NO_POD)?;
-        let mut machine = Client::connect_timeout(&runtime_folder.control(), within)?;
+        // The machine gives up first, and has the reason.
+        let patience = within.saturating_add(ANSWER_TIMEOUT);
+        let mut machine = Client::connect_timeout(&runtime_folder.control(), patience)?;
         let within = u16::try_from(within.as_secs()).unwrap_or(u16::MAX);
         let (then, within) = (Then::Pause, Some(within));
         snapshot::save_with_key(&mut machine, folder, then, within, self.key.as_ref()).map(drop)

@@ -13,9 +13,10 @@ use vmm::control::snapshot::MACHINE;
 
 use super::{Disk, below};
 use crate::files;
+use crate::files::if_there;
 use crate::settings::value::{Value as _, quote};
 use crate::settings::{Format, Settings};
-use crate::snapshots::{MEMORY, if_there};
+use crate::snapshots::MEMORY;
 use crate::status::{Failure, Status};
 
 /// Extension of the file that marks a sealed volume, with the identity of the base in it.

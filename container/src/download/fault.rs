@@ -24,12 +24,6 @@ impl Fault {
     pub fn host(sentence: impl fmt::Display) -> Self {
         Self::Host(anyhow::anyhow!("{sentence}"))
     }
-
-    pub fn into_error(self) -> anyhow::Error {
-        match self {
-            Self::Passing(error) | Self::Final(error) | Self::Host(error) => error,
-        }
-    }
 }
 
 /// An error of the host, such as a full volume, is not the server's.

@@ -17,7 +17,6 @@ use hyper::StatusCode;
 use hyper::header::{
     CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED, RANGE, REFERER,
 };
-use rustix::fs::{FlockOperation, flock};
 use tokio::time::sleep;
 
 use super::catalog;
@@ -153,7 +152,7 @@ fn is_ours(path: &Path) -> bool {
         return false;
     }
     let opened = files::open_itself(&part(path), File::options().read(true));
-    opened.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+    opened.and_then(|file| files::try_lock(&file)).is_ok_and(|locked| locked)
 }
 
 /// Removes what an unfinished download has left.
@@ -324,9 +323,8 @@ impl<'a> Download<'a> {
         let mut options = File::options();
         let file =
             files::open_itself(&path, options.read(true).write(true).create(true).truncate(false))?;
-        if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive)
-            && error == rustix::io::Errno::WOULDBLOCK
-        {
+        // Without locks, nobody is known to be there.
+        if !files::try_lock(&file).unwrap_or(true) {
             let sentence = format!("{}: another pod downloads this file", path.display());
             return Err(Fault::host(sentence));
         }
@@ -499,10 +497,7 @@ impl<'a> Download<'a> {
         self.file.sync_all()?;
         fs::rename(part(path), path)?;
         fs::remove_file(note(path)).ok();
-        if let Some(folder) = path.parent() {
-            File::open(folder)?.sync_all()?;
-        }
-        Ok(())
+        Ok(files::sync_folder(path)?)
     }
 }
 

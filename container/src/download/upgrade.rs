@@ -6,8 +6,6 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
-
 use super::fault::Fault;
 use super::meter::Meter;
 use super::sidecar::{Identity, Sidecar};
@@ -45,7 +43,7 @@ fn write(upgrade: &Path, path: &Path, name: &str, story: &Story) -> Result<(), F
     let mut options = File::options();
     let file = options.read(true).write(true).create(true).truncate(false);
     let file = files::open_itself(&part(path), file)?;
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !files::try_lock(&file).unwrap_or(true) {
         let sentence = format!("{}: another pod makes this file", part(path).display());
         return Err(Fault::host(sentence));
     }

@@ -86,8 +86,8 @@ impl Unattended {
         is_asked || drivers::controller(input, &all, self.is_new).is_err()
     }
 
-    /// Whether the account's password is a made one: PASSWORD is not set, and no answer file of the
-    /// user has the account.
+    /// Whether the account's password is a generated one: PASSWORD is not set, and no answer file
+    /// of the user has the account.
     pub fn makes_password(&self, input: &ParsedEnvironment) -> bool {
         let is_set = input.names.contains("PASSWORD");
         !is_set && !self.is_finished() && input.settings.pod.compat != Compat::Dockur

@@ -148,8 +148,8 @@ impl Pod {
         let disks = parts.disks.iter().skip(machine::present(parts).len()).map(|it| &it.path);
         for path in disks.chain(drives) {
             self.story.warn(&format!(
-                "{} is not attached while Windows is installed, because Setup erases a disk by \
-                 its number: start the container again afterwards",
+                "{} is not attached while Windows is being installed, because Setup erases a disk \
+                 by its number: start the container again afterwards",
                 path.display()
             ));
         }

@@ -21,7 +21,6 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use vmm::control::{Client, Command};
 
 use super::child::Child;
-use super::doze;
 use super::machine_client;
 use super::thread::run_in_thread;
 use crate::migration::tls::{Key, PublicKey};
@@ -91,8 +90,6 @@ impl Departure {
             reached = self.reach(limits.wait) => reached?,
             _ = stops.wait_for(|stops| *stops) => bail!("the pod is being stopped"),
         };
-        // It may have fallen asleep meanwhile.
-        doze::wake().await?;
         let report = self.send(reached, limits.within).await?;
         *has_moved = true;
         Ok(report)

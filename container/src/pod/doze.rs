@@ -1,7 +1,7 @@
 //! Whether the machine is asleep, for all who need it: viewers, commands, and the guest's agent. A
 //! pod has one machine, so there is one state.
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// The longest time that somebody waits for the machine. A machine that falls asleep wakes when it
-/// is saved.
+/// The longest time that somebody waits for a machine that is asleep.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +29,8 @@ struct Doze {
     stage: watch::Sender<Stage>,
     /// When somebody last needed the machine.
     needed: Mutex<Option<Instant>>,
+    /// When a machine that falls asleep is saved, at the latest. It cannot wake before.
+    saved_by: Mutex<Option<Instant>>,
 }
 
 static DOZE: LazyLock<Doze> = LazyLock::new(Doze::default);
@@ -37,7 +38,8 @@ static REPORT: Mutex<Option<Report>> = Mutex::new(None);
 
 impl Doze {
     async fn wake(&self) -> anyhow::Result<()> {
-        *self.needed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        let now = Instant::now();
+        *lock(&self.needed) = Some(now);
         self.stage.send_if_modified(|stage| {
             let asleep = matches!(stage, Stage::Falling | Stage::Asleep);
             if asleep {
@@ -45,8 +47,19 @@ impl Doze {
             }
             asleep
         });
-        let awake = timeout(WAKE_TIMEOUT, self.reaches(Stage::Awake)).await;
+        let awake = timeout(self.patience(now), self.reaches(Stage::Awake)).await;
         awake.context("the machine is asleep, and does not wake: see the log")
+    }
+
+    /// How long somebody waits who needs the machine now.
+    fn patience(&self, now: Instant) -> Duration {
+        let saved_by = lock(&self.saved_by).unwrap_or(now);
+        saved_by.saturating_duration_since(now) + WAKE_TIMEOUT
+    }
+
+    fn falls(&self, limit: Duration) {
+        *lock(&self.saved_by) = Some(Instant::now() + limit);
+        self.stage.send_replace(Stage::Falling);
     }
 
     async fn reaches(&self, wanted: Stage) {
@@ -64,6 +77,10 @@ impl Doze {
             is
         })
     }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Notes that somebody needs the machine, and waits until it is awake, if it is asleep.
@@ -89,6 +106,11 @@ pub(super) fn set(stage: Stage) {
     DOZE.stage.send_replace(stage);
 }
 
+/// The machine is being saved, which takes this time at most.
+pub(super) fn falls_asleep(limit: Duration) {
+    DOZE.falls(limit);
+}
+
 /// The machine is saved. It wakes at once if somebody needed it meanwhile.
 pub(super) fn fell_asleep() {
     DOZE.change(Stage::Falling, Stage::Asleep);
@@ -100,7 +122,7 @@ pub(super) async fn requested() {
 }
 
 pub(super) fn last_needed() -> Option<Instant> {
-    *DOZE.needed.lock().unwrap_or_else(PoisonError::into_inner)
+    *lock(&DOZE.needed)
 }
 
 /// The idle time and its reasons, for `transom status` and for programs.
@@ -122,12 +144,12 @@ pub(super) struct Measure {
 }
 
 pub(super) fn report(report: Report) {
-    *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    *lock(&REPORT) = Some(report);
 }
 
 /// `null` without IDLE.
 pub fn state() -> Value {
-    let report = REPORT.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let report = lock(&REPORT).clone();
     let Some(report) = report else { return Value::Null };
     let texts = |which: bool| {
         let measures = report.measures.iter().filter(|it| it.keeps_awake == which);
@@ -190,6 +212,16 @@ mod test {
         waits.await.unwrap();
         doze.stage.send_replace(Stage::Falling);
         assert!(doze.change(Stage::Falling, Stage::Asleep));
+    }
+
+    #[test]
+    fn who_needs_a_machine_that_is_being_saved_waits_for_that_too() {
+        let (doze, now) = (Doze::default(), Instant::now());
+        assert_eq!(doze.patience(now), WAKE_TIMEOUT);
+        let limit = Duration::from_secs(100);
+        doze.falls(limit);
+        assert!(doze.patience(now) >= limit + WAKE_TIMEOUT);
+        assert_eq!(doze.patience(now + 2 * limit), WAKE_TIMEOUT);
     }
 
     #[test]

@@ -28,7 +28,7 @@ const PASSWORD_FILE: &str = "password";
 /// is not a part of the other one.
 const VNC_LENGTH: usize = Passwords::VNC_BYTES;
 const VNC_FILE: &str = "vnc";
-/// Ending of the file with the made password of Windows' account.
+/// Ending of the file with the generated password of Windows' account.
 const ACCOUNT_FILE: &str = "account";
 /// Ending of the file with the fingerprint of the remote desktop's certificate.
 pub(super) const CERTIFICATE_FILE: &str = "rdp";

@@ -272,10 +272,10 @@ impl Pod {
         let Some(_turn) = self.freezer.exclude() else { return };
         let app = self.plan.name();
         tracing::info!("{app} was idle for {} s: it falls asleep", idle.limit.as_secs());
-        doze::set(Stage::Falling);
-        idle.counters.set_quiet(true);
         // A signal waits until the machine is saved.
         let limit = Budget::of(self.plan.input.settings.pod.timeout.0).ask / 2;
+        doze::falls_asleep(limit);
+        idle.counters.set_quiet(true);
         match idle.folder.save(child, limit, Then::Sleep).await {
             Ok(()) => {
                 doze::fell_asleep();

@@ -254,8 +254,9 @@ async fn migrate(
     )?;
     // The file systems of a guest that was frozen would not be thawed in the other pod.
     let held = "the machine is held still, as for a snapshot: try again when that has ended";
-    let _turn = freezer.exclude().context(held)?;
+    // A machine that is falling asleep has the turn.
     doze::wake().await?;
+    let _turn = freezer.exclude().context(held)?;
     let limits =
         Limits { wait: Duration::from_secs(wait), within: within.map(Duration::from_secs) };
     Ok(serde_json::to_vec(&departure.command(limits).await?)?)

@@ -9,8 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use vmm::control::{Client, Command};
 
 use crate::files;
@@ -162,11 +160,7 @@ fn create_and_lock(place: &Path) -> anyhow::Result<Option<File>> {
     let mut options = fs::OpenOptions::new();
     let lock = options.write(true).create(true).truncate(false).mode(0o600);
     let lock = lock.open(place.join(LOCK))?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(lock)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    Ok(files::try_lock(&lock)?.then_some(lock))
 }
 
 /// Ends the machine of a killed pod, which may still use the disks.

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ::host::lock;
+use ::host::sync_folder::sync_folder;
 use anyhow::{Context as _, bail, ensure};
 use tokio::time::sleep;
 use vmm::config::{Checks, Options, Restore};
@@ -135,7 +136,9 @@ impl SuspendFolder {
         options.write(true).create(true).truncate(false).mode(0o600);
         let file = crate::files::open_itself(&lock, &mut options)?;
         // The other one may be suspending its machine.
-        lock::exclusive(&file, &lock).map_err(|_| in_use(path))?;
+        let locked = lock::exclusive(&file, &lock);
+        // An error of the system is no lock.
+        locked.map_err(|error| if error.is::<io::Error>() { error } else { in_use(path) })?;
         files::finish_interrupted(path)?;
         let continues = path.join(files::MACHINE).try_exists()?;
         let (path, lock) = (path.to_owned(), Arc::new(file));
@@ -193,8 +196,10 @@ impl SuspendFolder {
                 other => other.with_context(|| path.display().to_string())?,
             }
         }
-        let synced = File::open(&self.path).and_then(|folder| folder.sync_all());
-        synced.with_context(|| self.path.display().to_string())?;
+        // Nothing can continue from it now. If the name came back, the disks would be others.
+        if let Err(error) = sync_folder(&self.path) {
+            tracing::warn!("{}: {error}", self.path.display());
+        }
         self.remove_contents();
         Ok(())
     }

@@ -22,13 +22,13 @@ use rustix::io::Errno;
 
 use crate::disks::{self, Disk, original};
 use crate::files;
+use crate::files::if_there;
 use crate::firmware::{self, MODE};
 use crate::kept::ADDRESS;
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Value as _, in_mib};
 use crate::settings::{Boot, Format, Settings};
-use crate::snapshots::if_there;
 use crate::source::Source;
 use crate::state::BOOTED;
 use crate::status::{Failure, Status};
@@ -143,7 +143,8 @@ impl Volume {
     /// is, unless a `windows.base` names another medium than its settings.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file(BOOTED);
-        self.set_owner(&path, files::write(&path, |_| Ok(())))?;
+        let done = files::write_for_owner(&path, |_| Ok(()));
+        done.map_err(|error| self.error(BOOTED, &error))?;
         self.booted.store(true, atomic::Ordering::Relaxed);
         Ok(())
     }
@@ -169,7 +170,8 @@ impl Volume {
     /// Writes a small file atomically.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
-        self.set_owner(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
+        let done = files::write_for_owner(&path, |file| file.write_all(text.as_bytes()));
+        done.map_err(|error| self.error(end, &error))
     }
 
     /// The file with the firmware's variables.

@@ -103,7 +103,9 @@ impl Pod {
         // Whether the guest can be expected to react to a shutdown request.
         let mut os_boots = started;
         self.show_start(continues);
-        let (mut idle, mut succeeds) = (Idle::start(self, &child), self.plan.arrives());
+        let mut succeeds = self.plan.arrives();
+        // A machine that arrives has nowhere to be saved before.
+        let mut idle = if succeeds { None } else { Idle::start(self, &child) };
         let mut succession = std::pin::pin!(self.succeed());
         let mut dozed = Dozed::default();
         let mut boot_retry = BootRetry::new(self.key_prompt, self.runtime_folder.control());
@@ -267,11 +269,10 @@ impl Pod {
         let (app, pod) = (self.plan.name(), &self.plan.input.settings.pod);
         let start = Instant::now();
         let mut budget = Budget::of(pod.timeout.0);
-        if let Some(departure) = self.continuity.departure.get() {
-            if departure.end_commands(child, budget.ask / 2).await {
-                return;
-            }
-            budget.ask = budget.ask.saturating_sub(start.elapsed());
+        if let Some(departure) = self.continuity.departure.get()
+            && departure.end_commands(child, budget.ask / 2).await
+        {
+            return;
         }
         // Nobody would thaw the file systems of a guest that continues.
         let thawed = self.freezer.end(budget.off).await;

@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use host::lock;
 use host::uuid::Uuid;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -19,9 +19,9 @@ use vmm::control::snapshot::{MACHINE, MEMORY as CONTENTS, UNFINISHED};
 use super::copying::{self, Progress, check_room};
 use super::manifest::{Entry, Journal, Kind, Manifest, read};
 use super::set::{belongs, is_disk};
-use super::{Name, REPLACED, STAGED, Shelf, exists, if_there, remove};
+use super::{Name, REPLACED, STAGED, Shelf, exists, remove};
 use crate::disks::{MAX_DISKS, original, own_files};
-use crate::files;
+use crate::files::{self, if_there};
 use crate::status::{Failure, Status};
 use crate::suspended;
 
@@ -440,14 +440,9 @@ fn rename(from: &Path, to: &Path) -> anyhow::Result<()> {
 
 /// Makes a name durable. Fails if that is unknown, because the next step relies on it.
 fn sync(path: &Path) -> anyhow::Result<()> {
-    let Some(folder) = path.parent() else { bail!("a path without a folder") };
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        // Some file systems cannot, and have no need; and there may be no folder to remove from.
-        Err(error) if [ErrorKind::InvalidInput, ErrorKind::NotFound].contains(&error.kind()) => {
-            Ok(())
-        }
-        other => Ok(other?),
-    }
+    // There may be no folder to remove from.
+    if_there(files::sync_folder(path))?;
+    Ok(())
 }
 
 fn write(shelf: &Shelf, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

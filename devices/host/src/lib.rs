@@ -45,6 +45,7 @@ pub mod smram;
 pub mod sound;
 pub mod stream;
 pub mod swtpm;
+pub mod sync_folder;
 pub mod testutil;
 pub mod usb;
 pub mod uuid;

@@ -107,7 +107,8 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
             Ok(()) => return Ok(()),
             Err(Errno::EAGAIN | Errno::EACCES) => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("lock on {}", path.display()));
+                return Err(io::Error::from(error))
+                    .with_context(|| format!("lock on {}", path.display()));
             }
         }
         let waited = start.elapsed();

@@ -158,8 +158,14 @@ impl HostUsb {
     /// Steps until a signal or the machine's end, then unplugs all devices.
     pub fn run(mut self) -> anyhow::Result<()> {
         let _signals = signals::catch(|_| false)?;
+        let mut failed = None;
         while signals::arrived().is_none() && is_listening(&self.control) {
-            self.step()?;
+            // It is tried again every second.
+            let error = self.step().err().map(|error| format!("{error:#}"));
+            if let Some(error) = error.as_ref().filter(|_| error != failed) {
+                tracing::warn!("the host's USB devices: {error}");
+            }
+            failed = error;
             sleep(INTERVAL);
         }
         for name in self.entries.iter().filter_map(|entry| entry.name.clone()) {

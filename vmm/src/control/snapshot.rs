@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use host::sync_folder::sync_folder;
 use serde_json::Value;
 
 use super::{Client, Command, Then};
@@ -110,7 +111,7 @@ fn is_absent(error: &io::Error) -> bool {
 
 fn name(dir: &Path) -> anyhow::Result<()> {
     fs::rename(dir.join(UNFINISHED), dir.join(MACHINE))?;
-    Ok(File::open(dir)?.sync_all()?)
+    Ok(sync_folder(dir)?)
 }
 
 /// The folder of a snapshot, whose files are removed unless it is finished.

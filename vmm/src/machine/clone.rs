@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use devices::registry;
 use host::disk::{self, BackingFile, Format, qcow2};
+use host::sync_folder::sync_folder;
 use host::uuid::Uuid;
 use rustix::process::geteuid;
 
@@ -84,7 +85,7 @@ impl Files {
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).context(CONFIG)?;
         let above = self.folder.parent().unwrap_or(&self.folder);
         for folder in [&self.folder, above] {
-            File::open(folder).and_then(|it| it.sync_all()).context("it cannot be made durable")?;
+            sync_folder(folder).context("it cannot be made durable")?;
         }
         Ok(())
     }

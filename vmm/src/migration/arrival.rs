@@ -1,6 +1,7 @@
 //! The other end of a migration: a machine arrives here.
 
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -34,11 +35,11 @@ pub struct Arrival {
     asked: bool,
 }
 
-/// Waits for a source. Returns nothing if a signal ends the waiting.
-pub fn wait(address: &UnixAddress) -> anyhow::Result<Option<Arrival>> {
+/// Waits for a source. Returns nothing if a signal or the end of the parent ends the waiting.
+pub fn wait(address: &UnixAddress, parent: Option<&OwnedFd>) -> anyhow::Result<Option<Arrival>> {
     let socket = address.listen().context("--incoming")?;
     loop {
-        let Some(stream) = accept(&socket)? else { return Ok(None) };
+        let Some(stream) = accept(&socket, parent)? else { return Ok(None) };
         match Arrival::new(stream) {
             Ok(arrival) => return Ok(Some(arrival)),
             // It may have been somebody else.
@@ -47,10 +48,17 @@ pub fn wait(address: &UnixAddress) -> anyhow::Result<Option<Arrival>> {
     }
 }
 
-fn accept(socket: &ListeningSocket) -> anyhow::Result<Option<UnixStream>> {
+fn accept(
+    socket: &ListeningSocket,
+    parent: Option<&OwnedFd>,
+) -> anyhow::Result<Option<UnixStream>> {
     while signals::arrived().is_none() {
-        let mut fds = [PollFd::new(&socket.listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&socket.listener, PollFlags::IN)];
+        fds.extend(parent.map(|parent| PollFd::new(parent, PollFlags::IN)));
         if poll(&mut fds, Some(&INTERVAL)).is_ok_and(|count| count > 0) {
+            if fds.get(1).is_some_and(|parent| !parent.revents().is_empty()) {
+                return Ok(None);
+            }
             match socket.listener.accept() {
                 Ok((stream, _)) => return Ok(Some(stream)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}

@@ -29,8 +29,12 @@ impl MainLoop {
         self.filter_frames(true)?;
         let links = self.machine.shared().links.all();
         let files = links.iter().filter_map(|(_, link)| link.arrivals()).map(|it| it.files());
-        let files = files.collect::<io::Result<Vec<_>>>().context("the networks")?;
-        Frames::new(files.into_iter().flatten().collect()).context("the networks")
+        let files = files.collect::<io::Result<Vec<_>>>();
+        let frames = files.and_then(|it| Frames::new(it.into_iter().flatten().collect()));
+        if frames.is_err() {
+            self.filter_frames(false).ok();
+        }
+        frames.context("the networks")
     }
 
     /// The networks filter frames, or deliver all again.

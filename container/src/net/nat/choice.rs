@@ -13,10 +13,10 @@ use host::mac::Mac;
 use crate::files;
 use crate::net::link::{Block, PodNetwork};
 use crate::net::resolv::Resolv;
-use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
 use crate::settings::words::{Ports, Protocol};
+use crate::settings::{RDP, Settings};
 use crate::status::{Failure, Status};
 
 /// The gateway's former address, which old installations may have stored.
@@ -120,7 +120,7 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     if settings.windows.version == Version::Probe {
         return Ok(mac);
     }
-    files::write(&path, |file| writeln!(file, "{}", mac.show())).with_context(|| {
+    files::write_for_owner(&path, |file| writeln!(file, "{}", mac.show())).with_context(|| {
         format!(
             "{} cannot be written: the guest's MAC address would change at every start",
             path.display()
@@ -156,17 +156,10 @@ pub(super) struct KeptPorts {
 impl KeptPorts {
     pub(super) fn of(settings: &Settings) -> Self {
         let mut kept = Self::default();
-        let screen = &settings.screen;
-        kept.tcp.extend(settings.vnc());
-        kept.tcp.extend(settings.monitor_ports());
-        if screen.web {
-            kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
-        }
-        kept.tcp.extend(settings.migrate_port());
-        for (port, protocol) in &settings.network.host_ports.0 {
+        for (port, protocol, _) in settings.kept_ports() {
             match protocol {
-                Protocol::Tcp => kept.tcp.insert(*port),
-                Protocol::Udp => kept.udp.insert(*port),
+                Protocol::Tcp => kept.tcp.insert(port),
+                Protocol::Udp => kept.udp.insert(port),
             };
         }
         kept
@@ -177,7 +170,7 @@ impl KeptPorts {
 pub(super) fn loopback_ports(settings: &Settings, kept: &KeptPorts) -> BTreeSet<u16> {
     let ports = settings.network.user_ports.0.iter();
     let ports = ports.filter(|(_, protocol)| *protocol == Protocol::Tcp).map(|(port, _)| *port);
-    ports.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
+    ports.chain([RDP]).filter(|port| !kept.tcp.contains(port)).collect()
 }
 
 /// Notes on ports of USER_PORTS that are not forwarded from the loopback.

@@ -7,10 +7,9 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::settings::Settings;
 use crate::settings::words::Protocol;
+use crate::settings::{RDP, Settings};
 
-const RDP: u16 = 3389;
 const BACKLOG: i32 = 128;
 
 #[derive(Debug, Default)]
@@ -22,37 +21,20 @@ pub struct Listeners {
 /// The forwarded ports: Remote Desktop and USER_PORTS, without those that stay with the pod.
 pub fn ports(settings: &Settings) -> Vec<(u16, Protocol)> {
     let rdp = [(RDP, Protocol::Tcp), (RDP, Protocol::Udp)];
+    let kept = settings.kept_ports();
     let mut ports = Vec::new();
     for port in rdp.into_iter().chain(settings.network.user_ports.0.iter().copied()) {
         if ports.contains(&port) {
             continue;
         }
-        match reason_to_keep(settings, port) {
+        match kept.iter().find(|(number, protocol, _)| (*number, *protocol) == port) {
             None => ports.push(port),
-            Some(reason) => {
+            Some((.., reason)) => {
                 tracing::warn!("network: port {} stays with the pod: {reason}", port.0);
             }
         }
     }
     ports
-}
-
-/// The reason why a port stays with the pod, if it does.
-fn reason_to_keep(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
-    let tcp = |number: u32| port == (u16::try_from(number).unwrap_or(0), Protocol::Tcp);
-    if settings.network.host_ports.0.contains(&port) {
-        Some("it is in HOST_PORTS")
-    } else if settings.screen.web && tcp(settings.screen.web_port.0) {
-        Some("it is WEB_PORT")
-    } else if settings.vnc().is_some_and(|it| tcp(it.into())) {
-        Some("it is VNC_PORT")
-    } else if settings.monitor_ports().iter().any(|it| tcp((*it).into())) {
-        Some("QMP or MONITOR uses it")
-    } else if settings.migrate_port().is_some_and(|it| tcp(it.into())) {
-        Some("it is MIGRATE_PORT")
-    } else {
-        None
-    }
 }
 
 impl Listeners {

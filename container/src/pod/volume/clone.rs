@@ -9,9 +9,9 @@ use anyhow::Context as _;
 use super::Volume;
 use super::beginning::locked;
 use crate::disks::{self, Disk, original};
+use crate::files::if_there;
 use crate::settings::value::Value as _;
 use crate::settings::{Boot, Settings};
-use crate::snapshots::if_there;
 use crate::status::{Failure, Status};
 
 impl Volume {
