@@ -4,7 +4,8 @@
 //! sends its first packet in a request of RDCleanPath. The gateway exchanges that packet with the
 //! guest, does the TLS handshake, and answers with the packet and the certificate of the guest.
 //! From then on it copies bytes: client and guest do the sign-in (CredSSP) themselves. It changes
-//! only flags that the client has no option for: see [`info`].
+//! only flags that the client has no option for (see [`info`]), and divides the first packets of
+//! the guest (see [`packets`]).
 //!
 //! Threats: a browser chooses its first packet and not where it goes, which is port 3389 of the
 //! guest. The request of a browser and the answer of the guest have limits of size and time.
@@ -13,6 +14,7 @@
 mod certificate;
 mod handshake;
 mod info;
+mod packets;
 
 use std::io;
 use std::path::PathBuf;
@@ -31,10 +33,11 @@ pub use self::handshake::answers;
 use self::handshake::{Refusal, connect, read_request};
 use self::info::Filtered;
 pub use self::info::InfoFilter;
+use self::packets::Divided;
+pub use self::packets::Divider;
 use crate::pod::network::GuestAddress;
+pub use crate::settings::RDP;
 
-/// The port of the guest's remote desktop.
-pub const RDP: u16 = 3389;
 /// From the request of the browser to our answer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum desktops at once. Windows has one session for each user. Handshakes are limited as
@@ -115,7 +118,8 @@ impl Gateway {
                         Accepted::Known => {}
                         Accepted::First(fingerprint) => gateway.pin.proven(fingerprint),
                     };
-                    copy_both_ways(Filtered::new(stream, Box::new(proven)), guest).await;
+                    let client = Filtered::new(stream, Box::new(proven));
+                    copy_both_ways(client, Divided::new(guest)).await;
                 }
             }
             Err(refusal) => {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
+use transom_tests::rdp_server::make_certificate;
 
 pub(crate) const USER: &str = "Docker";
 pub(crate) const PASSWORD: &str = "Desk-1 top";
@@ -30,7 +31,7 @@ pub(crate) fn missing() -> Option<&'static str> {
 }
 
 /// A process that ends with the test.
-struct Process(Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -72,7 +73,7 @@ fn at(display: &str, name: &str) -> Command {
     command
 }
 
-fn wait_for_port(address: &str) -> Result<()> {
+pub(crate) fn wait_for_port(address: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while TcpStream::connect((address, 3389)).is_err() {
         ensure!(Instant::now() < deadline, "no server listens at {address}");
@@ -150,10 +151,7 @@ impl Xrdp {
         let mut channels = at(&desktop.display, "xrdp-chansrv");
         let channels = channels.env("HOME", path).spawn().context("xrdp-chansrv")?;
         let channels = Process(channels);
-        let mut make = Command::new("openssl");
-        make.args("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=guest".split(' '));
-        make.args(["-keyout", "key.pem", "-out", "cert.pem"]).current_dir(path);
-        ensure!(make.output().context("openssl")?.status.success(), "openssl");
+        make_certificate(path)?;
         let number = desktop.display.trim_start_matches(':');
         let place = path.display();
         let settings = format!(

@@ -26,6 +26,7 @@ pub mod place;
 pub mod print;
 pub mod program;
 pub mod python;
+pub mod rdp_server;
 pub mod rebalance;
 pub mod recorded;
 pub mod rehearsal;

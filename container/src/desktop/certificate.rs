@@ -132,7 +132,7 @@ impl Pin {
         let line = format!("{fingerprint}{}\n", if trusted { TRUSTED } else { "" });
         *fingerprints = Fingerprints { kept: Some(fingerprint), trusted, shown: None };
         let Some(file) = self.file.get() else { return Ok(()) };
-        files::write(file, |file| file.write_all(line.as_bytes()))
+        files::write_for_owner(file, |file| file.write_all(line.as_bytes()))
             .with_context(|| file.display().to_string())
     }
 

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The first byte of a frame of CredSSP, and of a packet of RFC 1006.
-const CREDSSP: u8 = 0x30;
+pub(super) const CREDSSP: u8 = 0x30;
 const PACKET: u8 = 3;
 /// `SendDataRequest` of T.125 after an X.224 data header, and where both are in a packet.
 const SEND: [u8; 4] = [2, 0xf0, 0x80, 0x64];
@@ -92,7 +92,7 @@ fn flags_at(head: &[u8]) -> Option<usize> {
     is_info.then_some(info_at + INFO.len() + CODE_PAGE_BYTES)
 }
 
-enum Length {
+pub(super) enum Length {
     /// More bytes are needed.
     Unknown,
     Known(usize),
@@ -100,7 +100,7 @@ enum Length {
 }
 
 /// The length of a frame with its header.
-fn frame_length(head: &[u8]) -> Length {
+pub(super) fn frame_length(head: &[u8]) -> Length {
     match *head {
         [PACKET, _, high, low, ..] => Length::Known(u16::from_be_bytes([high, low]).into()),
         // The lengths of DER.

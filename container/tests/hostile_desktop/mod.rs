@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use container::desktop::{Gateway, InfoFilter, RDP};
+use container::desktop::{Divider, Gateway, InfoFilter, RDP};
 use container::pod::network::GuestAddress;
 use screen::web::stage::Viewer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
@@ -50,6 +50,7 @@ pub(crate) fn send(bytes: &[u8]) -> Vec<u8> {
     static BENCH: OnceLock<Bench> = OnceLock::new();
     let (first, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     if first % 4 > 1 {
+        divide(bytes);
         return filter(bytes);
     }
     let bench = BENCH.get_or_init(Bench::new);
@@ -70,6 +71,16 @@ pub(crate) fn send(bytes: &[u8]) -> Vec<u8> {
         timeout(END, talk).await.expect("the connection ends");
         said
     })
+}
+
+/// No byte is left out.
+fn divide(bytes: &[u8]) {
+    let (mut divider, mut left) = (Divider::default(), bytes);
+    while !left.is_empty() {
+        let count = divider.next(left);
+        assert!((1..=left.len()).contains(&count), "{count} of {}", left.len());
+        left = &left[count..];
+    }
 }
 
 /// Pieces of any size give the same bytes.
