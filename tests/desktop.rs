@@ -7,6 +7,10 @@
 mod follow;
 #[path = "desktop/install.rs"]
 mod install;
+#[path = "desktop/pod.rs"]
+mod pod;
+#[path = "desktop/session.rs"]
+mod session;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,7 +32,7 @@ const BOOT: Duration = Duration::from_secs(240);
 /// The limit for the effect of a key.
 const SOON: Duration = Duration::from_secs(60);
 
-const LAB: Lab = Lab { mib: 1536, seconds: 900, assets: &[] };
+const LAB: Lab = Lab { mib: 2560, seconds: 900, assets: &[] };
 /// The size of the guest's screen. It is small, because an emulated processor draws slowly.
 const SIZE: (u32, u32) = (800, 600);
 
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         // The suite `rehearsal` reads the screen of an installation.
         Test::new(cd, install::is_seen_in_a_browser).thorough(),
         Test::new(window, follow::firmware_and_linux_follow_the_window),
+        // The suite `remote_desktop` has the page and servers without a machine.
+        Test::new("the_remote_desktop_of_a_pod_is_used", session::is_used).thorough(),
         firmware("13").thorough(),
         firmware("12").thorough(),
     ];
