@@ -40,9 +40,9 @@ fn names(variable: &Variable) -> Vec<String> {
 
 pub fn table(width: usize) -> String {
     let mut text = String::from(
-        "Variables of the environment. Blanks and quotes around a value are ignored, and an empty \
-         value means unset. A switch is Y or N, in any of the usual words. NAME_FILE names a \
-         file that contains the value.\n",
+        "Variables of the environment. Blanks and quotes around a value are ignored (except in \
+         passwords), and an empty value means unset. A switch is Y or N, in any of the usual \
+         words. NAME_FILE names a file that contains the value.\n",
     );
     text = wrap(&text, 0, width);
     for section in SECTIONS {

@@ -63,19 +63,19 @@ pub(super) const POD: &[Variable] = variables! {
     ignored "PLATFORM" = "x64" => "this image is for x64: leave it out";
     /// The address of a support page.
     ignored "SUPPORT" = "" => "pages have no such link: leave it out";
-    /// Y asks the guest to shut down when the pod stops, and N switches it off. `suspend` saves the
-    /// machine on the volume, and the next start continues it; where that is not possible in time,
-    /// the guest is asked to shut down. `migrate` moves the running machine to another pod on the
-    /// same volume that waits for it, and otherwise does the same as `suspend`.
+    /// Y asks the guest to shut down when the container stops, and N switches it off. `suspend`
+    /// saves the machine on the volume, and the next start continues it; where that is not possible
+    /// in time, the guest is asked to shut down. `migrate` moves the running machine to another
+    /// container on the same volume that waits for it, and otherwise does the same as `suspend`.
     full "SHUTDOWN" = "Y" (pod.shutdown);
-    /// The TCP port at which a pod with `SHUTDOWN=migrate` waits for the machine of another pod.
-    /// Only that pod is accepted.
+    /// The TCP port at which a container with `SHUTDOWN=migrate` waits for the machine of another
+    /// container. Only that container is accepted.
     full "MIGRATE_PORT" = "49152" (pod.migration.port);
     /// The time, in milliseconds, for which the guest may stand still when its machine moves. A
     /// guest that writes faster than its memory is sent is slowed, until the rest can be sent in
     /// this time.
     full "MIGRATE_PAUSE" = "300" (pod.migration.pause);
-    /// The total time for stopping the pod, in seconds.
+    /// The total time for stopping the container, in seconds.
     full "TIMEOUT" = "105" (pod.timeout);
     /// The former name of TIMEOUT. It takes precedence if both are set.
     full "QEMU_TIMEOUT" = "" (pod.timeout_old);
@@ -86,12 +86,14 @@ pub(super) const POD: &[Variable] = variables! {
     /// `SHUTDOWN=suspend` and `transom snapshot create --memory` save. Not together with IDLE, nor
     /// with `SHUTDOWN=migrate`.
     full "SNAPSHOT_KEY_FILE" or "SNAPSHOT_KEY" = "" (pod.snapshot_key);
-    /// Seconds for which a pod that cannot start shows the reason at its web port before it exits.
-    /// This slows down an engine that restarts it. With 0 it exits immediately.
+    /// Seconds for which a container that cannot start shows the reason at its web port before it
+    /// exits. This slows down an engine that restarts it. With 0 it exits immediately.
     full "ERROR_HOLD" = "30" (pod.hold);
-    /// `dockur` restores unsafe defaults of `dockurr/windows`: a screen without a password, VNC at
-    /// port 5900, any host name, and QEMU's monitor at /run/shm/monitor.sock. A changed VERSION or
-    /// ISO installs anew, after a backup.
+    /// `dockur` restores the defaults of `dockurr/windows`, many of them unsafe: a screen without a
+    /// password, VNC at port 5900, any host name, and QEMU's monitor at /run/shm/monitor.sock; in a
+    /// new Windows the password `admin`, no Secure Boot and TPM, no Network Level Authentication
+    /// and User Account Control, no automatic updates. A changed VERSION or ISO installs anew,
+    /// after a backup.
     full "COMPAT" = "none" (pod.compat);
     /// Listens for clients of QEMU's human monitor, which needs no password. Other hosts can only
     /// ask questions.

@@ -4,37 +4,37 @@ use crate::settings::variable::{Variable, variables};
 
 pub(super) const NETWORK: &[Variable] = variables! {
     /// The guest's network: `nat` (a tap interface with address translation, which needs NET_ADMIN
-    /// and /dev/net/tun), `user` (user mode: the pod opens the connections itself, without
+    /// and /dev/net/tun), `user` (user mode: the container opens the connections itself, without
     /// privileges) or `none`. `Y` means `nat`, and `N` means `none`.
     full "NETWORK" = "nat" (network.kind): Network;
-    /// Attaches the guest directly to the network of the pod's interface, where it gets an address
-    /// by DHCP. Needs a macvlan network or an Ethernet card, NET_ADMIN, MKNOD and the device rule
-    /// `c *:* rwm`.
+    /// Attaches the guest directly to the network of the container's interface, where it gets an
+    /// address by DHCP. Needs a macvlan network or an Ethernet card, NET_ADMIN, MKNOD and the
+    /// device rule `c *:* rwm`; with NET_RAW, the container learns the guest's address.
     full "DHCP" = "N" (network.dhcp): Unsupported;
-    /// The pod's interface to the network. Defaults to one that Kubernetes added (net3 to net0),
-    /// else to that of the default route.
+    /// The container's interface to the network. Defaults to one that Kubernetes added (net3 to
+    /// net0), else to that of the default route.
     full "DEV" or "VM_NET_DEV" = "" (network.uplink): Network;
     /// The guest's IPv4 address. Defaults to one in an unused network, like 172.30.0.2.
     full "IP" or "VM_NET_IP" = "" (network.address): Network;
     /// The mask of the guest's network.
     full "MASK" or "VM_NET_MASK" = "255.255.255.0" (network.mask): Address;
-    /// The MAC address of the guest's network card. Defaults to one that is derived from the pod's
-    /// name and kept on the volume.
+    /// The MAC address of the guest's network card. Defaults to one that is derived from the
+    /// container's name and kept on the volume.
     full "MAC" or "VM_NET_MAC" = "" (network.mac): Address;
     /// The name of the tap interface.
     full "TAP" or "VM_NET_TAP" = "qemu" (network.tap): Network;
     /// The name of the bridge.
     ignored "BRIDGE" or "VM_NET_BRIDGE" = "docker"
         => "there is no bridge, as the tap interface has the gateway's address: leave it out";
-    /// The MTU in bytes. Defaults to that of the pod's interface.
+    /// The MTU in bytes. Defaults to that of the container's interface.
     full "MTU" or "VM_NET_MTU" = "" (network.mtu): Network;
     /// The model of the guest's network card.
     translated "ADAPTER" = "virtio" (network.adapter): Network;
-    /// Ports that stay with the pod and are not forwarded to the guest.
+    /// Ports that stay with the container and are not forwarded to the guest.
     full "HOST_PORTS" = "" (network.host_ports): Network;
     /// Ports that are forwarded to the guest in user mode, in addition to 3389. With `nat`, all
     /// ports are forwarded by IPv4. There, the TCP ports of this list are also forwarded from the
-    /// pod's loopback address (for `kubectl port-forward`) and by IPv6.
+    /// container's loopback address (for `kubectl port-forward`) and by IPv6.
     full "USER_PORTS" = "" (network.user_ports): Network;
     /// The port of a health check.
     ignored "CHECK_PORT" = "80"

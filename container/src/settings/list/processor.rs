@@ -3,7 +3,7 @@
 use crate::settings::variable::{Variable, variables};
 
 pub(super) const PROCESSOR: &[Variable] = variables! {
-    /// The number of processors: a number, or `half` or `max` of those that the pod may use.
+    /// The number of processors: a number, or `half` or `max` of those that the container may use.
     full "CPU_CORES" = "2" (processor.cores): Processors;
     /// Sockets, cores and threads, as in QEMU. Takes precedence over CPU_CORES.
     translated "SMP" = "" (processor.topology): Processors;
@@ -24,7 +24,8 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     /// Enables the Hyper-V enlightenments, which make Windows faster. If this host's KVM has none,
     /// there are only clocks and crash reports, and the log says so.
     full "HV" = "Y" (processor.hyperv);
-    /// The size of memory: a size, or `half` or `max` of the free memory of the pod and its host.
+    /// The size of memory: a size, or `half` or `max` of the free memory of the container and its
+    /// host.
     full "RAM_SIZE" = "4G" (memory.size): Memory;
     /// Reduces RAM_SIZE to the free memory if it is larger, and logs that.
     full "RAM_CHECK" = "Y" (memory.check);

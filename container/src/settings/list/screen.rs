@@ -9,9 +9,9 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// The display adapter of the guest: `std`, `virtio` (its size follows the viewer's window, if
     /// the guest has its driver) or `none`.
     translated "VGA" = "std" (screen.adapter);
-    /// The port for VNC viewers, which connect without TLS. By default the pod does not listen for
-    /// them, unless DISPLAY is `vnc` or COMPAT is `dockur` (then at 5900). Their password is
-    /// generated, and `transom password` prints it.
+    /// The port for VNC viewers, which connect without TLS. By default the container does not
+    /// listen for them, unless DISPLAY is `vnc` or COMPAT is `dockur` (then at 5900). Their
+    /// password is generated, and `transom password` prints it.
     full "VNC_PORT" = "" (screen.vnc_port);
     /// Enables the web server.
     full "WEB" = "Y" (screen.web);
@@ -47,8 +47,8 @@ pub(super) const SCREEN: &[Variable] = variables! {
     ignored "WSS_PORT" = "" => "the viewer is at WEB_PORT, below /websockify: leave it out";
     /// The port of the status page, in old versions.
     ignored "WSD_PORT" = "" => "the status is at WEB_PORT, below /status: leave it out";
-    /// Origins (scheme, host and port) under which browsers reach the pod. Needed behind a proxy
-    /// that hides the original host, or with PROTECT=N under a public name.
+    /// Origins (scheme, host and port) under which browsers reach the container. Needed behind a
+    /// proxy that hides the original host, or with PROTECT=N under a public name.
     full "WEB_ORIGIN" = "" (screen.web_origin);
     /// Trusted proxies: addresses and networks whose forwarding headers (`X-Forwarded-For` and the
     /// like) are believed.

@@ -32,13 +32,14 @@ pub(super) const STORAGE: &[Variable] = variables! {
     full "DEVICE5" = "" (storage.devices[4]): Missing;
     /// A block device to use as the sixth disk.
     full "DEVICE6" = "" (storage.devices[5]): Missing;
-    /// The format of new disk images: raw or qcow2.
+    /// The format of new disk images: raw (the default) or qcow2. A disk over BASE is qcow2.
     full "DISK_FMT" = "" (storage.format): Disk;
     /// The controller of the disks.
     translated "DISK_TYPE" = "scsi" (disk.controller): Disk;
     /// The controller of the installation medium's drive.
     translated "MEDIA_TYPE" = "ide" (disk.media): Disk;
-    /// The cache mode of the host.
+    /// The cache mode of the host. `unsafe` is taken as `writeback`: flushes of the guest are never
+    /// ignored.
     translated "DISK_CACHE" = "none" (disk.cache): Disk;
     /// The I/O engine of the host.
     translated "DISK_IO" = "native" (disk.io): Disk;

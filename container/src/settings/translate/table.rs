@@ -178,8 +178,8 @@ pub const TABLE: &[Row] = rows! {
     Option "-chardev" => Apply(Arguments::chardev);
     Option "-gdb" "-s" => Ignored("the machine has no port for debuggers");
     Option "-vnc" "-spice" => Ignored("the screen is at WEB_PORT: set VNC_PORT for VNC viewers");
-    Option "-incoming" => Refused("a machine of the container is not moved yet: leave it out, and \
-        use the disk on the volume");
+    Option "-incoming" => Refused("it is QEMU's own: leave it out, and use \
+        SHUTDOWN=migrate to move a machine here");
     Option "-serial" "-parallel" "-debugcon" =>
         Ignored("set SERIAL for the serial port");
     Option "-m" => Ignored("set RAM_SIZE");
