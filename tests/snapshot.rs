@@ -90,7 +90,9 @@ fn main() -> ExitCode {
             "a_machine_of_a_level_goes_on_where_the_processor_has_as_much",
             level::goes_on_where_the_processor_has_as_much,
         ),
-        connection("linux_13_keeps_a_connection_over_moves_to_other_hosts", "virtio-net"),
+        // The suite `probe` moves machines to other processes, and cuts the connection.
+        connection("linux_13_keeps_a_connection_over_moves_to_other_hosts", "virtio-net")
+            .thorough(),
         // A unit test of the card finds its announcement.
         connection("linux_13_keeps_a_connection_of_intels_card", "e1000e").thorough(),
         linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),

@@ -242,3 +242,71 @@ impl Drop for Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod test {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::Operation;
+    use super::super::driver::{Driver, piece};
+    use super::super::overlay::Overlay;
+    use super::*;
+
+    /// A disk whose reads wait while the gate is locked.
+    struct Held {
+        disk: Overlay,
+        gate: Mutex<()>,
+        reads: AtomicBool,
+    }
+
+    impl Medium for Held {
+        fn geometry(&self) -> Geometry {
+            self.disk.geometry()
+        }
+        fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            self.reads.store(true, Ordering::SeqCst);
+            drop(self.gate.lock());
+            self.disk.read(buffer, offset)
+        }
+        fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()> {
+            self.disk.write(buffer, offset, durable)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.disk.flush()
+        }
+        fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+            self.disk.discard(offset, length)
+        }
+        fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
+            self.disk.zero(offset, length, unmap)
+        }
+        fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+            self.disk.grow(size)
+        }
+    }
+
+    #[test]
+    fn requests_that_wait_for_a_thread_are_withdrawn() {
+        let (disk, reads) = (Overlay::empty(1 << 20), AtomicBool::new(false));
+        let held = Arc::new(Held { disk, gate: Mutex::default(), reads });
+        let image: Arc<dyn Image> = Arc::new(Threaded::new("held", held.clone(), 1));
+        let mut driver = Driver::new(&image);
+        let read = |driver: &mut Driver| driver.push(Operation::Read, 0, 512, &[piece(0, 512)]);
+        let gate = held.gate.lock().unwrap();
+        let begun = read(&mut driver);
+        driver.channel.submit();
+        while !held.reads.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let submitted = [read(&mut driver), read(&mut driver)];
+        driver.channel.submit();
+        let pushed = read(&mut driver);
+        let tags: Vec<_> = driver.channel.withdraw().iter().map(|it| it.tag).collect();
+        assert_eq!(tags, [submitted[0], submitted[1], pushed]);
+        drop(gate);
+        let done = driver.wait(1);
+        assert_eq!(done.iter().map(|it| it.tag).collect::<Vec<_>>(), [begun]);
+        assert!(driver.channel.withdraw().is_empty());
+    }
+}

@@ -1,6 +1,7 @@
 //! Tests of `qcow2`.
 
 use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt as _;
 
 use super::super::driver::Driver;
 use super::super::rehearsal::{check, create, qemu_img, retry_while_locked};
@@ -194,6 +195,39 @@ fn clusters_leaked_by_a_kill_are_freed() {
     driver.write(1 << 20, &[2; 4096]).unwrap();
     drop((driver, disk));
     assert!(!marked(&killed) && !check(&killed).contains("leaked"), "{}", check(&killed));
+}
+
+#[test]
+fn a_discard_of_the_whole_disk_frees_everything_and_lets_others_read() {
+    let folder = tempfile::tempdir().unwrap();
+    if !qemu_img("a_discard_of_the_whole_disk_frees_everything_and_lets_others_read") {
+        return;
+    }
+    const SIZE: u64 = 4 << 40;
+    let path = folder.path().join("disk.qcow2");
+    create(&path, &[], &SIZE.to_string());
+    let disk = open_disk(&Config::new(&path), None).unwrap();
+    let [mut driver, mut other] = [(); 2].map(|()| Driver::new(&disk));
+    // In the first turn, across the border of two, and in the last one.
+    let places = [1 << 20, (256 << 20) - (1 << 20), SIZE - (2 << 20)];
+    for place in places {
+        driver.write(place, &[7; 2 << 20]).unwrap();
+    }
+    driver.flush().unwrap();
+    let blocks = || fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(blocks() >= 6 << 20);
+    driver.push(Operation::Discard, 0, SIZE, &[]);
+    driver.channel.submit();
+    // It answers, whether the discard has come there or not.
+    let last = other.read(places[2], 512).unwrap();
+    assert!(last == [0; 512] || last == [7; 512]);
+    driver.wait(1).pop().unwrap().result.unwrap();
+    for place in places {
+        assert_eq!(driver.read(place, 2 << 20).unwrap(), vec![0; 2 << 20]);
+    }
+    drop((driver, other, disk));
+    assert!(blocks() < 2 << 20, "{} bytes are left", blocks());
+    assert!(check(&path).contains("No errors"), "{}", check(&path));
 }
 
 #[test]
