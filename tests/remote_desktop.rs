@@ -157,7 +157,7 @@ fn a_user_signs_in_by_nla_and_types() -> Result<()> {
     // A stranger logs in first, and comes back to the desktop.
     browser.go(&pod.desktop())?;
     holds(&mut browser, "document.querySelector('.login form') != null", || server.log())?;
-    log_in(&mut browser)?;
+    browser.log_in(USER, PASSWORD)?;
     connected(&mut browser, || server.log())?;
     type_line(&mut browser, "hello")?;
     until("typed text", || Ok(server.typed() == "hello\n"))?;
@@ -172,13 +172,6 @@ fn a_user_signs_in_by_nla_and_types() -> Result<()> {
     sleep(Duration::from_secs(1));
     browser.keep(&album(), "phone")?;
     Ok(())
-}
-
-fn log_in(browser: &mut Browser) -> Result<()> {
-    for (name, text) in [("user", USER), ("password", PASSWORD)] {
-        browser.value(&format!("document.querySelector('[name={name}]').value = {text:?}"))?;
-    }
-    browser.click(".login button")
 }
 
 #[test]

@@ -24,7 +24,7 @@ use std::time::Duration;
 use ironrdp_rdcleanpath::RDCleanPathPdu;
 use screen::web::stage::Viewer;
 use screen::web::viewers::copy_both_ways;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, join, split};
 use tokio::time::timeout;
 
 pub use self::certificate::Changed;
@@ -118,8 +118,11 @@ impl Gateway {
                         Accepted::Known => {}
                         Accepted::First(fingerprint) => gateway.pin.proven(fingerprint),
                     };
-                    let client = Filtered::new(stream, Box::new(proven));
-                    copy_both_ways(client, Divided::new(guest)).await;
+                    let (from_client, to_client) = split(stream);
+                    let (from_guest, to_guest) = split(guest);
+                    let client = join(Filtered::new(from_client, Box::new(proven)), to_client);
+                    let guest = join(Divided::new(from_guest), to_guest);
+                    copy_both_ways(client, guest).await;
                 }
             }
             Err(refusal) => {

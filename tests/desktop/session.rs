@@ -135,11 +135,7 @@ impl Visit {
 
     fn log_in(&mut self) -> anyhow::Result<()> {
         self.until("document.querySelector('.login form') != null")?;
-        for (name, text) in [("user", USER), ("password", PASSWORD)] {
-            let field = format!("document.querySelector('[name={name}]')");
-            self.browser.value(&format!("{field}.value = '{text}'"))?;
-        }
-        self.browser.click(".login button")
+        self.browser.log_in(USER, PASSWORD)
     }
 
     /// Waits until the guest's desktop has the size of the window, and its color.

@@ -225,6 +225,14 @@ impl Browser {
         self.mouse("mouseReleased", place, 0)
     }
 
+    /// Fills the form of the login page, and sends it.
+    pub fn log_in(&mut self, user: &str, password: &str) -> Result<()> {
+        for (name, text) in [("user", user), ("password", password)] {
+            self.value(&format!("document.querySelector('[name={name}]').value = {text:?}"))?;
+        }
+        self.click(".login button")
+    }
+
     /// Sends one mouse event, with the buttons that are held.
     pub fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], buttons: u32) -> Result<()> {
         let button = if kind == "mouseMoved" { "none" } else { "left" };

@@ -90,10 +90,11 @@ pub fn run(
     tell("the guest shuts down…");
     pod.ask(&Question::Shutdown { wait: true })?;
     let status = pod.wait_until_off(start, options.wait)?;
-    let status = status.map_or("unknown".to_owned(), |it| it.to_string());
+    let gone = "the container ended before its guest was off: start it, and seal it again";
+    let status = status.context(gone)?;
     // The pod waits until this connection ends.
     ensure!(
-        status == "0",
+        status == 0,
         "the machine ended (status {status}) before its guest was off: start it, and seal it again"
     );
     // A machine that has moved to another pod is not off.

@@ -12,8 +12,7 @@ use host::disk::{Config, qcow2};
 use vmm::control::snapshot::MACHINE;
 
 use super::{Disk, below};
-use crate::files;
-use crate::files::if_there;
+use crate::files::{self, if_there};
 use crate::settings::value::{Value as _, quote};
 use crate::settings::{Format, Settings};
 use crate::snapshots::MEMORY;

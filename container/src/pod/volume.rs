@@ -21,8 +21,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::disks::{self, Disk, original};
-use crate::files;
-use crate::files::if_there;
+use crate::files::{self, if_there};
 use crate::firmware::{self, MODE};
 use crate::kept::ADDRESS;
 use crate::settings::host;

@@ -450,8 +450,7 @@ fn write(shelf: &Shelf, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         shelf.give(file)?;
         file.write_all(bytes)
     });
-    written.with_context(|| path.display().to_string())?;
-    sync(path)
+    written.with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]

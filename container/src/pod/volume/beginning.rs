@@ -10,8 +10,7 @@ use anyhow::{Context as _, ensure};
 
 use super::{Volume, write_error};
 use crate::disks;
-use crate::files;
-use crate::files::if_there;
+use crate::files::{self, if_there};
 use crate::settings::{Boot, Settings};
 use crate::state::changes::{self, Change, Place};
 use crate::state::{Found, Next, Step, name};
