@@ -7,6 +7,7 @@
 mod backing;
 mod config;
 mod device;
+mod direct;
 mod drive;
 #[cfg(test)]
 mod driver;

@@ -8,12 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail, ensure};
-use rustix::fs::{
-    AtFlags, FallocateFlags, OFlags, StatxFlags, Timespec, Timestamps, fallocate, fcntl_getfl,
-    fcntl_setfl, futimens, statx,
-};
+use rustix::fs::{FallocateFlags, Timespec, Timestamps, fallocate, futimens};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
+use super::direct::{self, Alignment};
 use super::medium::{Buffer, Medium, is_full};
 use super::{Config, Direct, Geometry, LockedFile, device};
 use crate::lock;
@@ -33,6 +31,12 @@ pub(super) struct Raw {
     pub(super) device: bool,
     /// The required alignment of direct I/O; `None` if the page cache is used.
     pub(super) direct: Option<Alignment>,
+    /// Whether another try through the page cache may follow if the host refuses direct I/O that
+    /// it seemed to support, as some file systems of virtual machines do. Only without writes: data
+    /// of both ways in one page could overwrite each other.
+    may_cache: bool,
+    /// Whether the host has refused.
+    refused: AtomicBool,
     /// Whether discards are supported. Cleared when the host refuses one.
     discards: AtomicBool,
     /// Set when a flush fails. The kernel then drops the pages that it could not write, and its
@@ -51,14 +55,6 @@ pub(super) enum Event {
     Wrote(u64, Vec<u8>),
     Punched(u64, u64),
     Flushed,
-}
-
-/// The alignment that direct I/O requires, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Alignment {
-    pub(super) memory: u64,
-    /// For offsets and lengths.
-    pub(super) length: u64,
 }
 
 /// Opens a file or a block device without looking at its content, and locks it.
@@ -144,7 +140,7 @@ impl Raw {
         let empty = device && size == 0;
         ensure!(!empty, "{name} is a device of 0 bytes: it has no disk attached");
         let read_only = config.is_read_only();
-        let direct = direct(&file, config)?;
+        let direct = direct::switch(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
         tracing::debug!(
             disk = %name,
@@ -164,6 +160,8 @@ impl Raw {
             read_only,
             device,
             direct,
+            may_cache: read_only && config.direct == Direct::Auto,
+            refused: AtomicBool::new(false),
             discards: AtomicBool::new(discard > 0),
             lost: AtomicBool::new(false),
             flushing: Mutex::default(),
@@ -204,6 +202,25 @@ impl Raw {
         self.direct.is_some_and(|need| !address.is_multiple_of(need.memory))
     }
 
+    /// Whether the host has refused direct I/O with a disk that may be read through the page cache.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The file for another try through the page cache, after an error of a read from this file.
+    /// The locked file is never used directly.
+    fn cached(&self, file: &File, error: Errno) -> io::Result<&File> {
+        let direct = self.direct.is_some() && !std::ptr::eq(file, &*self.lock);
+        if !(self.may_cache && direct && error == Errno::INVAL) {
+            return Err(error.into());
+        }
+        if !self.refused.swap(true, Ordering::Relaxed) {
+            let disk = self.path.display();
+            tracing::warn!(%disk, "the host refuses direct I/O: reading through the page cache");
+        }
+        Ok(&self.lock)
+    }
+
     #[cfg(test)]
     fn note(&self, event: impl FnOnce() -> Event) {
         if let Some(journal) = &self.journal {
@@ -233,51 +250,6 @@ pub(super) fn check_size(path: &Path, size: u64, sector: u32) -> anyhow::Result<
          not a disk; `truncate -s %{sector} {name}` fills the last sector with zeros"
     );
     Ok(())
-}
-
-/// Switches to direct I/O as configured. `None` means the page cache.
-fn direct(file: &File, config: &Config) -> anyhow::Result<Option<Alignment>> {
-    if config.direct == Direct::Off {
-        return Ok(None);
-    }
-    let name = config.path.display();
-    let flags = fcntl_getfl(file).with_context(|| name.to_string())?;
-    let sector = u64::from(config.sector.bytes());
-    let refusal =
-        match fcntl_setfl(file, flags | OFlags::DIRECT).ok().and_then(|()| alignment(file)) {
-            Some(alignment) if alignment.length <= sector => return Ok(Some(alignment)),
-            Some(Alignment { length, .. }) => format!(
-                "it needs blocks of {length} bytes, but the disk has sectors of {sector} \
-             (use `sector=4096`)"
-            ),
-            None => "its file system does not support it".to_owned(),
-        };
-    ensure!(config.direct == Direct::Auto, "no direct I/O on {name}: {refusal}");
-    fcntl_setfl(file, flags).with_context(|| name.to_string())?;
-    tracing::info!(disk = %name, "no direct I/O, using the page cache: {refusal}");
-    Ok(None)
-}
-
-/// The alignment that direct I/O requires for this file, on which it is enabled. `None` if it does
-/// not work at all.
-fn alignment(file: &File) -> Option<Alignment> {
-    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
-        let memory = u64::from(found.stx_dio_mem_align);
-        let length = u64::from(found.stx_dio_offset_align);
-        let sound = memory.is_power_of_two() && length.is_power_of_two();
-        return sound.then_some(Alignment { memory, length });
-    }
-    // Older kernels and some file systems do not report it, so try.
-    let mut buffer = Buffer::default();
-    let buffer = buffer.take(8192);
-    let mut works = |start: usize, length: usize| {
-        let part = &mut buffer[start..start + length];
-        rustix::io::pread(file, part, 0).is_ok()
-    };
-    let length = [512, 4096].into_iter().find(|length| works(0, *length))?;
-    let memory = [512, 4096].into_iter().find(|start| works(*start % 4096, 4096))?;
-    Some(Alignment { memory: memory as u64, length: length as u64 })
 }
 
 /// The granularity of discards in bytes; 0 if they are not supported.
@@ -347,10 +319,11 @@ impl Medium for Raw {
             return Ok(());
         }
         let block = self.logical_block as usize;
+        let mut file = if self.is_refused() { &*self.lock } else { &self.file };
         let mut done = 0;
         while done < buffer.len() {
             let mut part = [IoSliceMut::new(&mut buffer[done..])];
-            match preadv2(&self.file, &mut part, offset + done as u64, ReadWriteFlags::empty()) {
+            match preadv2(file, &mut part, offset + done as u64, ReadWriteFlags::empty()) {
                 Ok(length) if length > 0 && length.is_multiple_of(block) => done += length,
                 // The file was truncated while it was open. The missing bytes read as zeros.
                 Ok(length) => {
@@ -358,7 +331,7 @@ impl Medium for Raw {
                     return Ok(());
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => file = self.cached(file, error)?,
             }
         }
         Ok(())
@@ -475,7 +448,7 @@ mod test {
 
     use super::super::driver::Driver;
     use super::super::rehearsal::sparse;
-    use super::super::{Fault, Image, Operation, config, open};
+    use super::super::{Direct, Fault, Image, Operation, config, open};
     use super::*;
 
     /// Opens the disk with io_uring, if the host supports it, and with threads.
@@ -483,6 +456,28 @@ mod test {
         let rings = || open(config, None).unwrap();
         let threads = || config::File::by_threads(config).unwrap();
         [Box::new(rings), Box::new(threads)]
+    }
+
+    #[test]
+    fn a_disk_that_is_only_read_goes_on_without_direct_io() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 64 << 10);
+        fs::write(&path, vec![7; 64 << 10]).unwrap();
+        for (readonly, direct) in [(true, Direct::Auto), (false, Direct::Auto), (true, Direct::Off)]
+        {
+            let config = Config { readonly, direct, ..Config::new(&path) };
+            let mut raw = Raw::new(open_locked(&path, readonly).unwrap(), &config).unwrap();
+            raw.direct = Some(Alignment { memory: 512, length: 512 });
+            let goes_on = readonly && direct == Direct::Auto;
+            assert!(raw.cached(&raw.file, Errno::IO).is_err(), "another error");
+            assert_eq!(raw.cached(&raw.file, Errno::INVAL).is_ok(), goes_on);
+            assert_eq!(raw.is_refused(), goes_on);
+            assert!(raw.cached(&raw.lock, Errno::INVAL).is_err(), "no third way");
+            let mut buffer = Buffer::default();
+            let buffer = buffer.take(4096);
+            raw.read(buffer, 4096).unwrap();
+            assert!(buffer.iter().all(|it| *it == 7));
+        }
     }
 
     #[test]

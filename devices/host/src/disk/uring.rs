@@ -20,8 +20,9 @@ use io_uring::{EnterFlags, opcode, types};
 use rustix::io::Errno;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
+use super::direct::Alignment;
 use super::medium::{Medium, Report, is_full};
-use super::raw::{Alignment, Raw, zeroing};
+use super::raw::{Raw, zeroing};
 use super::rings::{ENTRIES, Lease};
 use super::threads::Threaded;
 use super::{Channel, Completion, Fault, Image, Operation, Request};
@@ -161,6 +162,7 @@ impl Ring {
                 return Err(NoEntry::Fallback);
             }
             Operation::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Operation::Read if self.raw.is_refused() => return Err(NoEntry::Fallback),
             Operation::Read | Operation::Write { .. } => return self.transfer(slot),
             Operation::Discard if self.raw.device => return Err(NoEntry::Fallback),
             Operation::Discard => hole(true),
