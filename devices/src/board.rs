@@ -25,6 +25,8 @@ struct Occupied {
 
 pub struct Board {
     pub shared: Shared,
+    /// See `Grants::goes_on`.
+    pub goes_on: bool,
     seats: Vec<Occupied>,
     wires: BTreeMap<u32, Arc<Wire>>,
     functions: BTreeMap<pci::Address, String>,
@@ -49,7 +51,8 @@ impl Board {
             usb: Arc::default(),
             time: Arc::default(),
         };
-        Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
+        let (wires, functions) = (BTreeMap::new(), BTreeMap::new());
+        Self { shared, goes_on: false, seats: Vec::new(), wires, functions }
     }
 
     /// The device stays parked until `run`.
@@ -262,6 +265,10 @@ impl Grants for BoardGrants<'_> {
 
     fn name(&self) -> &str {
         &self.seat.name
+    }
+
+    fn goes_on(&self) -> bool {
+        self.board.goes_on
     }
 
     fn shared(&self) -> &Shared {

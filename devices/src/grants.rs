@@ -38,6 +38,9 @@ pub trait Grants: Resources {
     /// The name of the device: `nvme`, or `nvme.2` for the second one. For display only.
     fn name(&self) -> &str;
     fn shared(&self) -> &Shared;
+    /// Whether the machine comes from a snapshot or from another process. Its files for output
+    /// then keep what they have.
+    fn goes_on(&self) -> bool;
 }
 
 /// The configuration of a device, which builds the device. Its fields define the command line flag,

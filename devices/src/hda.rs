@@ -75,7 +75,8 @@ impl Build for Config {
         };
         let hub = grants.shared().sound.clone();
         hub.add_card();
-        let ends = Ends::open(hub, self.speaker.as_deref(), self.microphone.as_deref())?;
+        let goes_on = grants.goes_on();
+        let ends = Ends::open(hub, self.speaker.as_deref(), self.microphone.as_deref(), goes_on)?;
         let slot = grants.pci(identity)?;
         let controller = Controller::new(slot.memory.clone(), slot.interrupt.clone(), ends);
         let device = Hda {

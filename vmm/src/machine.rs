@@ -264,6 +264,7 @@ pub fn build(
     let memory = if plan.smm { Memory::with_smram(&ram) } else { Memory::new(ram.clone()) };
     let mut board = Board::new(memory, vm.clone() as Arc<dyn Hypervisor>, events);
     board.shared.disks = Arc::new(Disks::behind(gate(snapshot, &plan.config)));
+    board.goes_on = snapshot.is_some();
     let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
     let layout = saved::layout(&board);

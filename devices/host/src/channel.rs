@@ -44,7 +44,8 @@ struct Client {
 }
 
 impl Channel {
-    pub fn open(stream: &Stream, clipboard: &Arc<Hub>) -> anyhow::Result<Self> {
+    /// `goes_on` is that of `stream::output_file`.
+    pub fn open(stream: &Stream, clipboard: &Arc<Hub>, goes_on: bool) -> anyhow::Result<Self> {
         Ok(Self(match stream {
             Stream::None => Side::Nowhere,
             Stream::Stdio => {
@@ -53,11 +54,8 @@ impl Channel {
                 Side::Stdio { escape, typed, output: stdout().context("standard output")? }
             }
             Stream::File(path) => {
-                // Opening a FIFO without a reader fails instead of blocking.
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-                let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                let file = open(path, flags, Mode::from_raw_mode(0o644));
-                Side::File(file.with_context(|| format!("file {}", path.display()))?)
+                let file = stream::output_file(path, goes_on);
+                Side::File(file.with_context(|| format!("file {}", path.display()))?.into())
             }
             Stream::Socket(path) => Side::Socket(ListeningSocket::new(path)?, None),
             Stream::Clipboard => Side::Clipboard(clipboard.port()?),

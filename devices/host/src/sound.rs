@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::Context as _;
 use rustix::fs::OFlags;
 
+use crate::stream::output_file;
+
 /// Frames per second.
 pub const RATE: u32 = 48_000;
 pub const FRAME_BYTES: usize = 4;
@@ -131,25 +133,26 @@ pub struct Ends {
     partial: Vec<u8>,
 }
 
-/// A FIFO without another end neither blocks us now nor later.
-fn open(how: &mut OpenOptions, path: &Path) -> anyhow::Result<File> {
-    let file = how.custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
-    file.with_context(|| path.display().to_string())
-}
-
 impl Ends {
     /// `speaker` is a file that gets everything that the card plays, in addition to the listeners.
     /// `microphone` is a file or a FIFO to record. Without one, there is silence.
+    /// `goes_on` is that of `output_file`.
     pub fn open(
         hub: Arc<Hub>,
         speaker: Option<&Path>,
         microphone: Option<&Path>,
+        goes_on: bool,
     ) -> anyhow::Result<Self> {
-        let mut write = OpenOptions::new();
-        write.create(true).write(true).truncate(true);
-        let speaker = speaker.map(|it| open(&mut write, it)).transpose()?;
-        let microphone =
-            microphone.map(|it| open(OpenOptions::new().read(true), it)).transpose()?;
+        let speaker = speaker
+            .map(|path| output_file(path, goes_on).with_context(|| path.display().to_string()));
+        let speaker = speaker.transpose()?;
+        // A FIFO without another end neither blocks us now nor later.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let microphone = microphone.map(|path| {
+            let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+            file.with_context(|| path.display().to_string())
+        });
+        let microphone = microphone.transpose()?;
         Ok(Self { hub, speaker, microphone, partial: Vec::new() })
     }
 
@@ -239,14 +242,14 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("microphone");
         std::fs::write(&path, [1, 2, 3, 4, 5, 6]).unwrap();
-        let mut ends = Ends::open(Arc::default(), None, Some(&path)).unwrap();
+        let mut ends = Ends::open(Arc::default(), None, Some(&path), false).unwrap();
         let mut heard = [9; 8];
         ends.record(&mut heard);
         assert_eq!(heard, [1, 2, 3, 4, 0, 0, 0, 0]);
         std::fs::write(&path, [1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         ends.record(&mut heard);
         assert_eq!(heard, [5, 6, 7, 8, 0, 0, 0, 0]);
-        let mut ends = Ends::open(Arc::default(), None, None).unwrap();
+        let mut ends = Ends::open(Arc::default(), None, None, false).unwrap();
         heard.fill(9);
         ends.record(&mut heard);
         assert_eq!(heard, [0; 8]);
@@ -256,11 +259,11 @@ mod test {
     fn a_speaker_gets_everything_without_listeners() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("speaker");
-        let mut ends = Ends::open(Arc::default(), Some(&path), None).unwrap();
+        let mut ends = Ends::open(Arc::default(), Some(&path), None, false).unwrap();
         ends.play(&frames(0..3));
         ends.play(&frames(3..4));
         assert_eq!(std::fs::read(&path).unwrap(), frames(0..4));
-        let error = Ends::open(Arc::default(), None, Some(&folder.path().join("none")));
+        let error = Ends::open(Arc::default(), None, Some(&folder.path().join("none")), false);
         let error = format!("{:#}", error.err().unwrap());
         assert!(error.contains("/none: No such file"), "{error}");
     }

@@ -27,7 +27,7 @@ pub enum Stream {
     None,
     /// Standard output and input. In a terminal, Ctrl-A x quits and Ctrl-A a sends a Ctrl-A.
     Stdio,
-    /// A file that is created or truncated; no input.
+    /// A file that is created, or truncated unless the machine goes on from elsewhere; no input.
     File(PathBuf),
     /// A listening Unix socket, for one client at a time.
     Socket(PathBuf),
@@ -178,7 +178,16 @@ impl Write for SocketOutput {
     }
 }
 
-pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
+/// A file for output, which keeps what it has if the machine `goes_on`, from a snapshot or another
+/// process. Opening a FIFO without a reader fails instead of blocking.
+pub fn output_file(path: &Path, goes_on: bool) -> io::Result<File> {
+    let mut how = OpenOptions::new();
+    let how = if goes_on { how.append(true) } else { how.write(true).truncate(true) };
+    how.create(true).mode(0o644).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)
+}
+
+/// See `output_file` about a machine that `goes_on`.
+pub fn open(stream: &Stream, goes_on: bool) -> anyhow::Result<(Output, Option<Input>)> {
     Ok(match stream {
         Stream::None => (Box::new(io::sink()), None),
         Stream::Stdio => {
@@ -186,13 +195,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
             (Box::new(Unbuffered(rustix::stdio::stdout())), Some(Input::Stdin(Escape::default())))
         }
         Stream::File(path) => {
-            // Opening a FIFO without a reader fails instead of blocking.
-            let file = OpenOptions::new()
-                .create(true)
-                .write(true)
-                .truncate(true)
-                .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-                .open(path);
+            let file = output_file(path, goes_on);
             let file = file.with_context(|| format!("file {}", path.display()))?;
             (Box::new(Unbuffered(file)), None)
         }
@@ -208,7 +211,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
 }
 
 /// Fails for a socket, because the input half accepts its client.
-pub fn output(stream: &Stream) -> anyhow::Result<Output> {
+pub fn output(stream: &Stream, goes_on: bool) -> anyhow::Result<Output> {
     match stream {
         // There is no reader of keys, so the terminal's mode stays as it is.
         Stream::Stdio => Ok(Box::new(Unbuffered(rustix::stdio::stdout()))),
@@ -216,7 +219,7 @@ pub fn output(stream: &Stream) -> anyhow::Result<Output> {
             "`{}` cannot be used for output only: write `stdio`, `file:PATH` or `none`",
             String::from(stream.clone())
         ),
-        Stream::None | Stream::File(_) | Stream::Clipboard => Ok(open(stream)?.0),
+        Stream::None | Stream::File(_) | Stream::Clipboard => Ok(open(stream, goes_on)?.0),
     }
 }
 
@@ -456,11 +459,21 @@ mod test {
     }
 
     #[test]
+    fn a_machine_that_goes_on_adds_to_its_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let to = Stream::File(file.path().to_owned());
+        for (goes_on, wanted) in [(false, "new "), (true, "new new "), (false, "new ")] {
+            open(&to, goes_on).unwrap().0.write_all(b"new ").unwrap();
+            assert_eq!(fs::read_to_string(file.path()).unwrap(), wanted);
+        }
+    }
+
+    #[test]
     fn a_socket_serves_one_client_at_a_time_and_removes_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("serial");
-        let (mut output, input) = open(&Stream::Socket(path.clone())).unwrap();
-        assert!(open(&Stream::Socket(path.clone())).is_err(), "in use");
+        let (mut output, input) = open(&Stream::Socket(path.clone()), false).unwrap();
+        assert!(open(&Stream::Socket(path.clone()), false).is_err(), "in use");
         let (came, coming) = mpsc::channel();
         let feed = move |bytes: &[u8]| {
             came.send(bytes.to_vec()).unwrap();

@@ -324,7 +324,7 @@ fn mistakes_of_a_driver_end_only_its_own_sound() {
 #[test]
 fn the_alarm_is_set_only_while_a_stream_moves() {
     let bench = Bench::new(1 << 20);
-    let ends = Ends::open(Arc::default(), None, None).unwrap();
+    let ends = Ends::open(Arc::default(), None, None, false).unwrap();
     let controller = Controller::new(bench.memory.clone(), Default::default(), ends);
     let (controller, now) = (Mutex::new(controller), Instant::now());
     assert_eq!(look(&controller, now), None);

@@ -37,7 +37,8 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let port = u64::from(self.port);
         grants.claim(Kind::Port, port..port + 1)?;
-        Ok(Box::new(Debugcon { output: stream::output(&self.to)? }))
+        let output = stream::output(&self.to, grants.goes_on())?;
+        Ok(Box::new(Debugcon { output }))
     }
 
     fn host_side(&self) -> HostSide<'_> {

@@ -45,7 +45,7 @@ impl Build for Config {
         grants.claim(Kind::Port, base..base + 8)?;
         let line = Interrupt(grants.line(gsi)?);
         grants.acpi("PNP0501");
-        let (out, input) = stream::open(&self.to)?;
+        let (out, input) = stream::open(&self.to, grants.goes_on())?;
         let output = Output(Arc::new(Mutex::new(out)));
         let uart = new_uart(&SerialState::default(), &line, &output)?;
         Ok(Box::new(Serial { uart: Arc::new(Mutex::new(uart)), line, output, input, reader: None }))

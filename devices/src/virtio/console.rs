@@ -91,8 +91,9 @@ impl Build for Config {
                  other than spaces and `/`"
             );
         }
+        let clipboard = &grants.shared().clipboard;
         let device = Console {
-            channel: Some(Channel::open(&self.to, &grants.shared().clipboard)?),
+            channel: Some(Channel::open(&self.to, clipboard, grants.goes_on())?),
             name,
             state: State::default(),
             thread: None,
