@@ -38,8 +38,8 @@ fn figures(rival: &Rival, dir: &Path) -> Result<Figures> {
     saver.save(&control)?;
     let saved = milliseconds(start.elapsed());
     drop(machine);
-    let first = first_byte(saver.restore(&dir.join("again"), "")?)?;
-    let off = first_byte(saver.restore(&dir.join("once-more"), ",check=off")?)?;
+    let off = first_byte(saver.restore(&dir.join("again"), ",check=off")?)?;
+    let first = first_byte(saver.restore(&dir.join("once-more"), "")?)?;
     Ok([saved, milliseconds(first), milliseconds(off), mebibytes(&saver.folder)?])
 }
 
