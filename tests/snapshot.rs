@@ -4,6 +4,10 @@
 
 #[path = "snapshot/level.rs"]
 mod level;
+#[path = "snapshot/load.rs"]
+mod load;
+#[path = "snapshot/menus.rs"]
+mod menus;
 #[path = "snapshot/network.rs"]
 mod network;
 
@@ -12,17 +16,16 @@ use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use host::testutil::noise::Noise;
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::network::in_namespace;
-use transom_tests::program::{memory_kib, said as said_by};
+use transom_tests::program::memory_kib;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::tpm::Swtpm;
@@ -34,13 +37,9 @@ const BOOT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(60);
 /// The exit status of a machine that has moved.
 const MOVED: i32 = 79;
-/// Snapshots of a Linux under load, and with `TRANSOM_TESTS=all`.
-const SNAPSHOTS: [u32; 2] = [4, 200];
 /// Clones that run at the same time, and with `TRANSOM_TESTS=all`; and the time that they may take.
 const CLONES: [usize; 2] = [5, 50];
 const TOGETHER: Duration = Duration::from_secs(60);
-/// The longest time between two, in milliseconds.
-const LONGEST: u64 = 1500;
 /// No process has the machine for this long, so that a clock that goes on meanwhile is noticed.
 const AWAY: Duration = Duration::from_secs(1);
 
@@ -56,25 +55,12 @@ const ASSETS: &[&str] = &[
     "OVMF_CODE_SECBOOT_13",
     "BOOT_CD",
     "BUSYBOX",
+    "SOUND_TOOLS",
+    "WITNESS_DISK",
 ];
-const MODULES: &[&str] = &[
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_balloon",
-    "virtio-rng",
-    "nvme",
-    "ahci",
-    "sd_mod",
-    "crc32c_generic",
-    "ext4",
-    "xhci-pci",
-    "usbhid",
-    "hid-generic",
-];
-
 fn main() -> ExitCode {
     let linux = |name: &str, kernel: &'static str| {
-        Test::new(name, move || linux_goes_on_under_load(kernel))
+        Test::new(name, move || in_namespace(move || load::linux_goes_on(kernel)))
     };
     let connection = |name: &str, card: &'static str| {
         Test::new(name, move || in_namespace(move || network::keeps_a_connection(card)))
@@ -96,6 +82,8 @@ fn main() -> ExitCode {
         // A unit test of the card finds its announcement.
         connection("linux_13_keeps_a_connection_of_intels_card", "e1000e").thorough(),
         linux("linux_12_goes_on_from_snapshots_under_load", "_GENERIC").thorough(),
+        Test::new("grub_goes_on_and_starts_linux", menus::grub_goes_on).thorough(),
+        Test::new("the_setup_screen_of_firmware_goes_on", menus::setup_screen_goes_on).thorough(),
     ];
     Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
 }
@@ -170,177 +158,6 @@ fn migrated_to(mut running: Running, there: Running, socket: PathBuf) -> anyhow:
     answers(&there, start)?;
     say!("migrated: {answer}");
     Ok(there)
-}
-
-/// Numbers that are written one by one, files and memory that are compared again and again, a
-/// measurement that only this script changes, and a clock that never goes back. /wrong has faults.
-const LOAD: &str = r#"
-set -e
-for disk in vda nvme0n1 sda; do
-  /usr/sbin/mke2fs -q -t ext4 /dev/$disk
-  mkdir -p /mnt/$disk
-  mount -t ext4 /dev/$disk /mnt/$disk
-done
-mkdir -p /memory
-mount -t tmpfs none /memory
-head -c 12582912 /dev/urandom > /memory/data
-sum=$(md5sum < /memory/data)
-touch /wrong
-(
-  i=0
-  while [ ! -e /stop ]; do i=$((i + 1)); echo $i >> /mnt/vda/numbers; sync /mnt/vda/numbers; done
-  touch /stopped.numbers
-) &
-for disk in nvme0n1 sda; do (
-  while [ ! -e /stop ]; do
-    head -c 3145728 /dev/urandom > /data.$disk
-    cp /data.$disk /mnt/$disk/data
-    sync
-    echo 3 > /proc/sys/vm/drop_caches
-    cmp /data.$disk /mnt/$disk/data >> /wrong 2>&1 || true
-  done
-  touch /stopped.$disk
-) & done
-(
-  while [ ! -e /stop ]; do
-    [ "$(md5sum < /memory/data)" = "$sum" ] || echo "memory has changed" >> /wrong
-  done
-  touch /stopped.memory
-) &
-(
-  # TPM2_PCR_Extend of the SHA-256 register 16.
-  head='\200\002\000\000\000\101\000\000\001\202\000\000\000\020'
-  head=$head'\000\000\000\011\100\000\000\011\000\000\000\000\000\000\000\000\001\000\013'
-  register=/sys/class/tpm/tpm0/pcr-sha256/16
-  exec 3<> /dev/tpm0
-  before=$(cat $register)
-  while [ ! -e /stop ]; do
-    printf "$head"'MEASURED' >&3 || echo "the TPM takes no command" >> /wrong
-    answer=$(head -c 19 <&3 | od -v -A n -t x1 | tr -d ' \n')
-    [ "$answer" = 80020000001300000000000000000000010000 ] || echo "the TPM: $answer" >> /wrong
-    now=$(cat $register)
-    [ "$now" != "$before" ] || echo "$register has not changed" >> /wrong
-    before=$now
-    echo "$now" >> /measured
-    usleep 20000
-  done
-  touch /stopped.tpm
-) &
-(
-  before=$(cut -d . -f 1 /proc/uptime)
-  while [ ! -e /stop ]; do
-    usleep 100000
-    now=$(cut -d . -f 1 /proc/uptime)
-    [ $now -ge $before ] || echo "from $before s to $now s" >> /wrong
-    before=$now
-  done
-  touch /stopped.clock
-) &
-"#;
-
-/// Ends the load, and checks the numbers.
-const CHECK: &str = r#"
-touch /stop
-waits=0
-for it in numbers nvme0n1 sda memory tpm clock; do
-  while [ ! -e /stopped.$it ]; do
-    usleep 100000
-    waits=$((waits + 1))
-    [ $waits -lt 400 ] || { echo "$it does not end: $(cat /wrong)"; dmesg | tail -n 30; exit 1; }
-  done
-done
-umount /mnt/vda
-mount -t ext4 -o ro /dev/vda /mnt/vda
-seq 1 $(wc -l < /mnt/vda/numbers) | cmp - /mnt/vda/numbers >> /wrong 2>&1 || true
-wc -l < /mnt/vda/numbers
-cat /wrong
-"#;
-
-/// The content that the guest measures, again and again.
-const MEASURED: &str = "0123456789abcdef0123456789abcdef";
-
-/// The guest's TPM has all of its measurements, and no other.
-fn has_measured_everything(booted: &mut Booted) -> anyhow::Result<()> {
-    let said = booted.run("wc -l < /measured; tail -n 1 /measured", SOON)?;
-    let (count, last) = said.trim().split_once('\n').context("no measurements")?;
-    let count: u32 = count.parse().with_context(|| said.clone())?;
-    let mut register = "0".repeat(64);
-    let file = tempfile::NamedTempFile::new()?;
-    for _ in 0..count {
-        let content = [&host::hex::decode(&register)?, MEASURED.as_bytes()].concat();
-        fs::write(file.path(), content)?;
-        let sum = said_by(process::Command::new("sha256sum").arg(file.path()))?;
-        register = sum.split_whitespace().next().context("a sum")?.to_owned();
-    }
-    ensure!(last.trim().to_lowercase() == register, "after {count} measurements: {last}");
-    say!("{count} measurements");
-    Ok(())
-}
-
-fn linux_goes_on_under_load(kernel: &str) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir().context("a folder")?;
-    let mut guest = Guest::transom().cpus("2").display("1024x768");
-    for kind in ["virtio-blk", "nvme", "ahci-disk"] {
-        let path = folder.path().join(kind);
-        File::create(&path)?.set_len(128 << 20)?;
-        guest = guest.word("--device").word(format!("{kind},path={}", path.display()));
-    }
-    for device in ["virtio-rng", "virtio-balloon", "xhci", "usb-tablet"] {
-        guest = guest.word("--device").word(device);
-    }
-    let mut tpm = Swtpm::start()?;
-    guest = guest.tpm(&tpm.path());
-    let image = lab::asset(&format!("BZIMAGE{kernel}"))?;
-    let modules = lab::asset(&format!("MODULES{kernel}"))?;
-    let linux = Linux::new(guest, &image).modules(&modules, MODULES);
-    let load = LOAD.replace("MEASURED", MEASURED);
-    let linux = linux.program("/usr/sbin/mke2fs")?.file("load.sh", &load).file("check.sh", CHECK);
-    let mut booted = linux.boot(BOOT)?;
-    let begin = "sh /load.sh > /said 2>&1 || { cat /said; exit 1; }";
-    booted.run(begin, SOON)?;
-    booted.run("dmesg -c > /dev/null", SOON)?;
-    let (start, before) = (Instant::now(), booted.uptime(SOON)?);
-    let mut away = Duration::ZERO;
-    let mut random = Noise::new(19);
-    for round in 0..SNAPSHOTS[usize::from(lab::everything())] {
-        sleep(Duration::from_millis(random.below(LONGEST)));
-        let Booted { running } = booted;
-        let next = Swtpm::start()?;
-        let running = match random.choose(&["", "migrate", ",copy", "migrate", ",check=off"]) {
-            "migrate" => migrated(running, folder.path(), Some(&next)),
-            how => {
-                away += AWAY;
-                moved(running, folder.path(), how, Some(&next))
-            }
-        };
-        let running = running.with_context(|| format!("round {round}"))?;
-        std::mem::replace(&mut tpm, next).ends(SOON)?;
-        booted = Booted { running };
-        let wrong = booted.run("cat /wrong", SOON)?;
-        ensure!(wrong.trim().is_empty(), "after snapshot {round}: {wrong}");
-        logs_no_errors(&mut booted).with_context(|| format!("after snapshot {round}"))?;
-    }
-    let ran = booted.uptime(SOON)? - before;
-    let at_most = (start.elapsed() - away).as_secs_f64();
-    ensure!(ran < at_most, "the guest's clock went on by {ran} s, but it ran for {at_most} s");
-    let found = booted.run("sh /check.sh", SOON)?;
-    let numbers = found.trim().parse::<u64>();
-    let numbers = numbers.with_context(|| format!("more than a number: {found}"))?;
-    ensure!(numbers > 20, "only {numbers} numbers were written");
-    say!("{numbers} numbers");
-    has_measured_everything(&mut booted)?;
-    logs_no_errors(&mut booted)?;
-    booted.running.send("poweroff -f")?;
-    booted.running.ends_with(0, SOON)
-}
-
-fn logs_no_errors(booted: &mut Booted) -> anyhow::Result<()> {
-    let words = "unstable|skew|stall|lockup|hung|blocked for|timed out|timeout|i/o error|\
-                 call trace|ext4-fs error|bug:|lost|reset controller";
-    let find = format!("dmesg | grep -iE -B 10 -A 30 '{words}'");
-    let complaints = booted.try_run(&find, SOON)?.output;
-    ensure!(complaints.trim().is_empty(), "the kernel complains: {complaints}");
-    Ok(())
 }
 
 /// Firmware is saved while it boots, several times, and in its shell.

@@ -12,6 +12,7 @@ use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::say;
+use transom_tests::sound::{FORMAT, FRAME_BYTES, full_volume, links, number, signal};
 use transom_tests::suite::{Suite, Test};
 
 const BOOT: Duration = Duration::from_secs(180);
@@ -38,29 +39,8 @@ const MODULES: &[&str] = &[
 
 /// Two seconds.
 const FRAMES: u32 = 96_000;
-const FRAME_BYTES: usize = 4;
-/// The format of the card, without a file header.
-const FORMAT: &str = "-t raw -f S16_LE -r 48000 -c 2";
 /// Tries on a host that is too busy for its guest, which the guest's program reports.
 const TRIES: usize = 4;
-
-/// Links the disks by their serial numbers, because their drivers may find them in any order and
-/// after a while.
-const TOOLS: &str = r"
-set -e
-for name in tools played recorded; do
-  while [ ! -e /$name.disk ]; do
-    for disk in /sys/block/vd*; do
-      [ ! -e $disk/serial ] || [ $(tr -dc '!-~' < $disk/serial) != $name ] ||
-        ln -sf /dev/${disk##*/} /$name.disk
-    done
-    sleep 0.1
-  done
-done
-mkdir -p /tools
-mount -t ext4 -o ro /tools.disk /tools
-for folder in dev proc sys; do mount --bind /$folder /tools/$folder; done
-";
 
 fn main() -> ExitCode {
     let mut tests = Vec::new();
@@ -71,11 +51,6 @@ fn main() -> ExitCode {
         tests.push(if release == "13" { test } else { test.thorough() });
     }
     Suite { lab: Lab { mib: 3072, seconds: 900, assets: ASSETS }, tests }.main()
-}
-
-/// Frames with their number, of which none is silent.
-fn signal(numbers: std::ops::Range<u32>) -> Vec<u8> {
-    numbers.flat_map(|it| (it + 0x0001_0001).to_le_bytes()).collect()
 }
 
 fn plays_and_records(kernel: &str, wire: bool) -> anyhow::Result<()> {
@@ -101,25 +76,21 @@ fn plays_and_records(kernel: &str, wire: bool) -> anyhow::Result<()> {
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_GENERIC{kernel}"))?);
     let modules = lab::asset(&format!("MODULES_GENERIC{kernel}"))?;
     let words = if wire { "pci=nomsi" } else { "" };
-    let linux = linux.cmdline(words).modules(&modules, MODULES).file("tools.sh", TOOLS);
+    let linux = linux
+        .cmdline(words)
+        .modules(&modules, MODULES)
+        .file("tools.sh", &links(&["tools", "played", "recorded"]));
     let mut booted = linux.boot(BOOT)?;
     booted.run("sh /tools.sh", SOON)?;
     let cards = booted.run("cat /proc/asound/cards", SOON)?;
     ensure!(cards.contains("HDA Intel"), "the driver found no card: {cards}");
     let interrupts = booted.run("grep snd_hda /proc/interrupts", SOON)?;
     ensure!(interrupts.contains("MSI") != wire, "other interrupts than intended: {interrupts}");
-    // Full volume changes no sample.
-    tool(&mut booted, "amixer -q -c 0 sset Master 100% unmute")?;
-    tool(&mut booted, "amixer -q -c 0 sset Capture 100% cap")?;
+    full_volume(&mut booted, SOON)?;
     plays(&mut booted, &at("speaker"))?;
     let part = idle::wait_until_idle(booted.running.pid(), "hda", 0.000_1)?;
     say!("the idle card uses {part:.6} of a processor");
     records(&mut booted, &recorded)
-}
-
-/// Runs a program of the tools, and returns what it prints.
-fn tool(booted: &mut Booted, command: &str) -> anyhow::Result<String> {
-    booted.run(&format!("chroot /tools {command} 2>&1"), SOON)
 }
 
 fn plays(booted: &mut Booted, speaker: &Path) -> anyhow::Result<()> {
@@ -152,8 +123,8 @@ fn records(booted: &mut Booted, recorded: &Path) -> anyhow::Result<()> {
         }
         let recorded = fs::read(recorded)?;
         let (frames, _) = recorded.as_chunks::<FRAME_BYTES>();
-        let first = u32::from_le_bytes(frames[0]).wrapping_sub(0x0001_0001);
-        ensure!(first < 59 * 48_000, "the record begins with {first:#x}");
+        let first = number(frames[0]).filter(|first| *first < 59 * 48_000);
+        let first = first.with_context(|| format!("the record begins with {:?}", frames[0]))?;
         let wanted = signal(first..first + FRAMES);
         let same = recorded.iter().zip(&wanted).take_while(|(one, two)| one == two).count();
         ensure!(same == wanted.len(), "the record differs at byte {same} of {}", wanted.len());

@@ -46,7 +46,7 @@ pub(crate) fn serves_first_connections(
         format!("mkdir /fill; mount -t ramfs none /fill; head -c {seed} /dev/urandom > /seed");
     let fill = format!("{fill}; for i in 0 1 2 3 4 5 6 7 8 9; do cat /seed >> /fill/data; done");
     let memory = format!("[ -e /fill ] || ({fill}); md5sum /fill/data");
-    let before = pod.guest(town, &memory)?;
+    let before = pod.guest_slowly(town, &memory)?;
     let machine = pod.child("vmm")?;
     let awake = resident_kib(machine)?;
     ensure!(awake * 1024 > used, "{awake} KiB awake");
@@ -78,7 +78,7 @@ pub(crate) fn serves_first_connections(
         // Other suites may run beside this one.
         let soon = if everything() { SOON } else { 10 * SOON };
         ensure!(took < soon, "the first connection took {took:?}");
-        let after = pod.guest(town, &memory)?;
+        let after = pod.guest_slowly(town, &memory)?;
         ensure!(after == before, "{before}, then {after}");
     }
     Ok(())

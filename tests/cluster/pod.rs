@@ -277,6 +277,20 @@ impl Pod {
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
+    /// Runs a command that takes longer than a connection waits for its answer.
+    pub(crate) fn guest_slowly(&self, town: &Town, words: &str) -> anyhow::Result<String> {
+        self.guest(town, &format!("rm -f /said; (({words}) > /saying; mv /saying /said) &"))?;
+        let start = Instant::now();
+        loop {
+            let said = self.guest(town, "cat /said 2> /dev/null")?;
+            if !said.is_empty() {
+                return Ok(said);
+            }
+            ensure!(start.elapsed() < BOOT, "no answer to {words}");
+            sleep(Duration::from_secs(1));
+        }
+    }
+
     /// Sends the guest's shell a command that ends the guest, so that no answer comes.
     pub(crate) fn order(&self, town: &Town, words: &str) -> anyhow::Result<()> {
         let (to, line) = ((self.address, 2222), format!("{words}\n"));

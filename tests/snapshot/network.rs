@@ -34,10 +34,18 @@ const CONFIGURE: &str = "echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6; ip 
                          && ip addr add GUEST/24 dev eth0 && arp -s 10.9.9.1 OURS";
 
 /// A host that is connected to the switch `lan` of this namespace.
-struct Host {
-    space: Namespace,
+pub(crate) struct Host {
+    pub(crate) space: Namespace,
     port: String,
     address: String,
+}
+
+/// The switch of this namespace, with our address, and two hosts at it.
+pub(crate) fn hosts() -> anyhow::Result<[Host; 2]> {
+    ip(&format!("link add lan address {OURS} type bridge forward_delay 0"))?;
+    ip("addr add 10.9.9.1/24 dev lan")?;
+    ip("link set lan up")?;
+    Ok([Host::new(1)?, Host::new(2)?])
 }
 
 impl Host {
@@ -104,19 +112,13 @@ impl Host {
 /// an announcement can tell the switch, and while data is under way.
 pub(crate) fn keeps_a_connection(card: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("a folder")?;
-    ip(&format!("link add lan address {OURS} type bridge forward_delay 0"))?;
-    ip("addr add 10.9.9.1/24 dev lan")?;
-    ip("link set lan up")?;
-    let [here, there] = [Host::new(1)?, Host::new(2)?];
-    let guest = Guest::transom().memory("256M").word("--device");
-    let guest = guest.word(format!("{card},to=tap:guest,mac={MAC}"));
+    let [here, there] = hosts()?;
+    let guest = Guest::transom().memory("256M").word("--device").word(device(card));
     // The kernel for clouds has no e1000e.
     let linux = Linux::new(guest, &lab::asset("BZIMAGE_GENERIC_13")?)
         .modules(&lab::asset("MODULES_GENERIC_13")?, &["virtio_pci", "virtio_net", "e1000e"]);
     let mut booted = here.space.run(|| linux.boot(BOOT))?;
-    booted.run(&CONFIGURE.replace("OURS", OURS).replace("GUEST", GUEST), SOON)?;
-    booted.run(&format!("(nc -ll -p {ECHO} -e cat &)"), SOON)?;
-    let mut line = connects()?;
+    let mut line = connects(&mut booted)?;
     let mut next = echoes(&mut line, 0, || false)?.0;
     ensure!(here.has_the_guest()? && !there.has_the_guest()?, "the guest is elsewhere");
     booted = here.sends(booted, &there, folder.path())?;
@@ -142,7 +144,15 @@ pub(crate) fn keeps_a_connection(card: &str) -> anyhow::Result<()> {
     booted.running.ends_with(0, SOON)
 }
 
-fn connects() -> anyhow::Result<TcpStream> {
+/// A card at a host's tap.
+pub(crate) fn device(card: &str) -> String {
+    format!("{card},to=tap:guest,mac={MAC}")
+}
+
+/// Connects to a guest, which sends back what it gets.
+pub(crate) fn connects(booted: &mut Booted) -> anyhow::Result<TcpStream> {
+    booted.run(&CONFIGURE.replace("OURS", OURS).replace("GUEST", GUEST), SOON)?;
+    booted.run(&format!("(nc -ll -p {ECHO} -e cat &)"), SOON)?;
     let start = Instant::now();
     let line = loop {
         match TcpStream::connect((GUEST, ECHO)) {
@@ -158,7 +168,7 @@ fn connects() -> anyhow::Result<TcpStream> {
 
 /// Has numbers sent back, one by one: ten of them after the last time that `goes_on`. Returns the
 /// next one, and the longest time that one took.
-fn echoes(
+pub(crate) fn echoes(
     line: &mut TcpStream,
     first: u64,
     goes_on: impl Fn() -> bool,

@@ -31,6 +31,7 @@ pub mod rebalance;
 pub mod recorded;
 pub mod rehearsal;
 pub mod sight;
+pub mod sound;
 pub mod standstill;
 pub mod suite;
 pub mod tally;
