@@ -2,7 +2,8 @@
 //! DNS client and server, HTTP clients and servers, pings and a sniffer, each in its own network
 //! namespace. Needs root.
 //!
-//! `beside` has the tests with `DHCP=Y`, where the guest is a host of the outer network.
+//! `cifs` mounts the shared folder in a Linux that is the guest. `beside` has the tests with
+//! `DHCP=Y`, where the guest is a host of the outer network.
 //!
 //! This program also runs in the pod: with the word `pod::WORD` it starts the network, and forwards
 //! frames between its tap and one in the guest's namespace, so that no machine is needed.
@@ -10,6 +11,8 @@
 
 #[path = "pod_network/beside.rs"]
 mod beside;
+#[path = "pod_network/cifs.rs"]
+mod cifs;
 #[path = "pod_network/pod.rs"]
 mod pod;
 #[path = "pod_network/share.rs"]
@@ -31,13 +34,16 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 /// The environment of a pod.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
-const TESTS: [Test; 11] = [
+const TESTS: [Test; 14] = [
     ("the_guest_gets_its_address_and_reaches_the_outside", reaches_outside),
     ("incoming_traffic_reaches_the_guest_except_reserved_ports", is_reached),
     ("packets_fit_the_pods_network", packets_fit),
     ("two_pods_do_not_interfere_and_clean_up", leaves_nothing),
     ("missing_requirements_are_reported_in_one_sentence", reports_missing_requirements),
     ("the_shared_folder_is_at_the_gateway", share::is_at_the_gateway),
+    ("the_shared_folder_keeps_what_linux_writes", cifs::keeps_files),
+    ("the_shared_folder_passes_connectathons_tests", cifs::passes_connectathon),
+    ("the_shared_folder_passes_xfstests", cifs::passes_xfstests),
     ("with_dhcp_the_guest_joins_the_pods_network", beside::is_a_host),
     ("a_killed_pods_card_is_replaced_and_removed", beside::leaves_nothing),
     ("the_guest_has_ipv6_where_the_pod_has_it", six::goes_outside),

@@ -13,6 +13,7 @@ pub mod enlightened_linux;
 pub mod evdev;
 pub mod evidence;
 pub mod flash;
+pub mod fsx;
 pub mod fwts;
 pub mod guest;
 pub mod idle;
