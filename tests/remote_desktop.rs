@@ -67,7 +67,7 @@ impl Pod {
             Guard::Open
         };
         let context = runtime.enter();
-        let served = web::open(&plan.input.settings, &guard, &web)?;
+        let served = web::open(&plan.input.settings, &guard, &web)?.served;
         drop(context);
         runtime.spawn(served.context("a web port")?);
         Ok(Self { _runtime: runtime, web, address: format!("http://127.0.0.1:{port}/"), folder })

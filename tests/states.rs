@@ -1,6 +1,6 @@
 //! Volumes as the reference image leaves them, and as this one does: real pods start on each, up to
 //! their machine, which is a script that keeps its configuration. Also mistakes of users: one
-//! sentence each, and the reference's exit status.
+//! sentence each, and the reference's exit status. Logins at the page over a new start.
 #![forbid(unsafe_code)]
 
 #[path = "states/kept.rs"]
@@ -9,6 +9,8 @@ mod kept;
 mod leaves;
 #[path = "states/left.rs"]
 mod left;
+#[path = "states/logins.rs"]
+mod logins;
 #[path = "states/mistakes.rs"]
 mod mistakes;
 #[path = "states/reference.rs"]

@@ -68,15 +68,16 @@ use crate::firmware;
 use crate::jail::{self, Capabilities};
 use crate::plan::Plan;
 use crate::qmp::{self, Monitors};
-use crate::settings::Shutdown;
 use crate::settings::environment::{self, Environment};
 use crate::settings::host;
 use crate::settings::value;
+use crate::settings::{Settings, Shutdown};
 use crate::snapshots::{self, Shelf};
 use crate::source::Source;
 use crate::status::{SIGNALS, Status};
 use crate::story::{Phase, Story, log_layer};
 use crate::suspended;
+use crate::web::logins::{Earlier, Logins, SESSIONS_FILE};
 use crate::web::{self, WebState};
 
 /// How long the pod's end waits for commands that wait for the end of the machine, on a busy host,
@@ -102,19 +103,22 @@ pub fn run(environment: &Environment, ignored: &[String]) -> anyhow::Result<u8> 
         .context("threads")?;
     let story = Story::new();
     log_layer::connect(&story);
+    let mut port = Port::default();
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
-        let mut shown = false;
         let outcome = async {
             recover(environment)?;
             let mut plan = Plan::make(environment, Path::new("/"))?;
             plan.warnings.extend(ignored.first().map(|word| words_without_effect(word)));
-            run_to_end(plan, environment, &story, &mut signals, &mut shown).await
+            run_to_end(plan, environment, &story, &mut signals, &mut port).await
         };
         let outcome = outcome.await;
-        hold::hold(outcome, environment, &story, shown, &mut signals).await
+        hold::hold(outcome, environment, &story, port.is_open, &mut signals).await
     });
     runtime.shutdown_timeout(TASKS_TIMEOUT);
+    if let Some(logins) = port.logins {
+        logins.keep();
+    }
     status
 }
 
@@ -171,14 +175,21 @@ struct Continuity {
     arriving: Arriving,
 }
 
-/// Runs the pod until it ends or fails. Sets `shown` when the web port is open; it is served until
+/// The web port of a pod.
+#[derive(Default)]
+struct Port {
+    is_open: bool,
+    logins: Option<Logins>,
+}
+
+/// Runs the pod until it ends or fails. Fills `port` when the web port is open; it is served until
 /// the runtime ends.
 async fn run_to_end(
     plan: Plan,
     environment: &Environment,
     story: &Arc<Story>,
     signals: &mut Signals,
-    shown: &mut bool,
+    port: &mut Port,
 ) -> anyhow::Result<u8> {
     announce(&plan)?;
     let plan = Arc::new(plan);
@@ -207,13 +218,15 @@ async fn run_to_end(
     let web =
         WebState::new(story.clone(), runtime_folder.clone(), &plan, guest.clone(), agent.clone());
     let web = Arc::new(web);
-    if let Some(served) = web::open(&plan.input.settings, &guard, &web)? {
-        tokio::spawn(served);
-    }
-    if let Some(served) = qmp::open(settings, &monitors)? {
-        tokio::spawn(served);
-    }
-    *shown = true;
+    let earlier = tokio::select! {
+        earlier = earlier_logins(settings, &guard, volume.as_ref()) => earlier,
+        status = signals.peek() => return Ok(status),
+    };
+    let opened = web::open(settings, &guard, &web)?;
+    port.logins = earlier.zip(opened.sessions).map(|(earlier, it)| earlier.resume(it));
+    opened.served.map(tokio::spawn);
+    qmp::open(settings, &monitors)?.map(tokio::spawn);
+    port.is_open = true;
     if let Some(line) = web::line(&plan.input, &guard) {
         story.info(&line);
     }
@@ -239,6 +252,21 @@ async fn run_to_end(
     let ended = status.as_ref().map_or_else(|error| Status::of(error).code(), |status| *status);
     end_notice.send(ended, END_NOTICE_TIMEOUT).await;
     status
+}
+
+/// The logins of the pod before. `None` if nobody logs in, or if no start comes after this one.
+async fn earlier_logins(
+    settings: &Settings,
+    guard: &Guard,
+    volume: Option<&Volume>,
+) -> Option<Earlier> {
+    let guarded = settings.screen.web && matches!(guard, Guard::Password { .. });
+    let path = volume.filter(|_| guarded && !settings.disk.ephemeral)?.file(SESSIONS_FILE);
+    let taken = run_in_thread("sessions", move || Ok(Earlier::take(&path)?)).await;
+    let refused = |error| {
+        tracing::warn!("web: browsers must log in again after a new start: {error:#}");
+    };
+    taken.map_err(refused).ok()
 }
 
 /// Logs what the pod is going to do, unless it cannot start.

@@ -8,6 +8,7 @@ mod api;
 mod compat;
 mod desktop;
 mod images;
+pub mod logins;
 mod metrics;
 mod page;
 mod ready;
@@ -30,7 +31,7 @@ use screen::web::stage::{
     self, About, Button, ConnectionLimit, ExtraRoutes, Layout, LoginLimiter, Stage, Viewer,
 };
 use screen::web::viewers::{announce, copy_both_ways};
-use screen::web::{self, Config, OptionNames};
+use screen::web::{self, Config, OptionNames, Sessions};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
@@ -253,19 +254,29 @@ impl Stage for WebState {
     }
 }
 
-/// Listens for browsers and VNC viewers, if they are enabled. The future serves them while it is
-/// polled.
+/// Listens for browsers and VNC viewers, if they are enabled.
 pub fn open(
     settings: &Settings,
     guard: &Guard,
     web: &Arc<WebState>,
-) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
-    let browsers = serve(config(settings, guard), settings, web.clone(), routes(web))?;
+) -> anyhow::Result<Opened<impl Future<Output = ()> + use<>>> {
+    let listener = listen(config(settings, guard), settings)?;
+    let sessions = listener.as_ref().map(Listener::sessions);
+    let browsers = listener.map(|listener| serve(listener, web.clone(), routes(web)));
     let viewers = vnc::open(settings, guard, web)?;
     let any = browsers.is_some() || viewers.is_some();
-    Ok(any.then_some(async {
+    let served = any.then_some(async {
         tokio::join!(OptionFuture::from(browsers), OptionFuture::from(viewers));
-    }))
+    });
+    Ok(Opened { served, sessions })
+}
+
+/// Ports that are open.
+pub struct Opened<S> {
+    /// Serves them while it is polled.
+    pub served: Option<S>,
+    /// The sessions of browsers.
+    pub sessions: Option<Arc<Sessions>>,
 }
 
 /// A port on all addresses of the pod, as listeners take it.
@@ -288,15 +299,11 @@ pub fn open_failed(
         ExtraRoutes { health: health(&web), open: open_to_all(&web), ..ExtraRoutes::default() };
     // The page changes nothing, so any host name is allowed.
     let config = Config { any_host: true, ..config(settings, &Guard::Open) };
-    serve(config, settings, web, more)
+    Ok(listen(config, settings)?.map(|listener| serve(listener, web, more)))
 }
 
-fn serve(
-    mut config: Config,
-    settings: &Settings,
-    web: Arc<WebState>,
-    more: ExtraRoutes,
-) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
+/// Opens the web port, if it is enabled.
+fn listen(mut config: Config, settings: &Settings) -> anyhow::Result<Option<Listener>> {
     if !settings.screen.web {
         return Ok(None);
     }
@@ -306,12 +313,14 @@ fn serve(
         // The error names the port.
         Failure::new(Status::Failed, format!("{error:#}"))
     })?;
-    Ok(Some(async move {
-        let run = listener.run(web, more).await.context("web");
-        if let Err(error) = run {
-            tracing::error!("the web port serves no more clients: {error:#}");
-        }
-    }))
+    Ok(Some(listener))
+}
+
+async fn serve(listener: Listener, web: Arc<WebState>, more: ExtraRoutes) {
+    let run = listener.run(web, more).await.context("web");
+    if let Err(error) = run {
+        tracing::error!("the web port serves no more clients: {error:#}");
+    }
 }
 
 /// Configuration of the web port: names, proxies and passwords.
@@ -416,7 +425,7 @@ mod test {
         let guard = Guard::Password { user: "Docker".into(), password, vnc: None };
         let story = Story::new();
         let web = Arc::new(WebState::failed(story.clone(), &settings));
-        let served = tokio::spawn(open(&settings, &guard, &web).unwrap().unwrap());
+        let served = tokio::spawn(open(&settings, &guard, &web).unwrap().served.unwrap());
         story.step("Downloading Windows 11…");
         story.progress(123, 1000);
         let (head, body) = fetch(port, "/msg.html").await;

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use devices::registry::KINDS;
 use devices::testutil::Bench;
 use devices::testutil::hostile::Guest;
+use screen::web::Sessions;
 use tempfile::TempDir;
 
 use crate::input::Make::{self, Bytes, Choice, Own, Words};
@@ -236,6 +237,9 @@ fn volume(bytes: &[u8]) {
     hostile_volume::read_manifest(bytes);
     if let Ok(text) = from_utf8(bytes) {
         hostile_volume::name_medium(text);
+        let sessions = Sessions::default();
+        sessions.resume(text);
+        assert!(sessions.text().len() < 4096, "a volume gives more sessions than it is to keep");
     }
 }
 

@@ -31,6 +31,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use self::gate::OptionNames;
+pub use self::sessions::Sessions;
 pub use self::trusted::Proxies;
 pub use crate::rfb::listen::Auth;
 use host::listen::Address;

@@ -48,6 +48,7 @@ pub struct Rules {
     /// The title of the window.
     pub name: String,
     pub option_names: OptionNames,
+    pub sessions: Arc<Sessions>,
 }
 
 /// The names of options as the user sets them, for messages that suggest a change.
@@ -147,14 +148,13 @@ impl Refusal {
 
 pub(super) struct Gate {
     rules: Rules,
-    sessions: Sessions,
     /// The value of the cookie that proves an earlier request by TLS. `None` without randomness.
     proof: Option<String>,
 }
 
 impl Gate {
     pub(super) fn new(rules: Rules) -> Self {
-        Self { rules, sessions: Sessions::default(), proof: random().ok() }
+        Self { rules, proof: random().ok() }
     }
 
     pub(super) fn needs_password(&self) -> bool {
@@ -322,8 +322,8 @@ impl Gate {
             let access = self.check_password(client.network, &user, &password, limiter)?;
             return Ok(self.admitted(access, None));
         }
-        let session =
-            Self::cookie(client, headers).and_then(|it| self.sessions.find(it, client.network));
+        let cookie = Self::cookie(client, headers);
+        let session = cookie.and_then(|it| self.rules.sessions.find(it, client.network));
         let session = session.ok_or(Refusal::Unknown)?;
         Ok(self.admitted(session.access, Some(session)))
     }
@@ -342,7 +342,7 @@ impl Gate {
         limiter: &LoginLimiter,
     ) -> Result<String, Refusal> {
         let access = self.check_password(client.network, user, password, limiter)?;
-        let cookie = self.sessions.start(access, client.own_network).map_err(|error| {
+        let cookie = self.rules.sessions.start(access, client.own_network).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;
@@ -353,7 +353,7 @@ impl Gate {
     /// Ends a session. Returns the header value that makes the browser delete the cookie.
     pub(super) fn log_out(&self, client: &Client, headers: &HeaderMap) -> String {
         if let Some(cookie) = Self::cookie(client, headers) {
-            self.sessions.end(cookie);
+            self.rules.sessions.end(cookie, client.network);
         }
         format!("{}; Max-Age=0", Self::written(client, ""))
     }

@@ -21,6 +21,7 @@ use tokio::net;
 use tokio::time::timeout;
 
 use super::gate::{Connection, Rules};
+use super::sessions::Sessions;
 use super::slots::{Slot, Slots};
 use super::socket::Farewell;
 use super::stage::{ExtraRoutes, Stage};
@@ -83,6 +84,7 @@ impl Listener {
             }
         }
         let rules = Rules {
+            sessions: Arc::new(Sessions::new(&passwords)),
             passwords,
             open,
             view_only: config.view_only,
@@ -97,6 +99,10 @@ impl Listener {
 
     pub fn farewell(&self) -> Farewell {
         self.farewell.clone()
+    }
+
+    pub fn sessions(&self) -> Arc<Sessions> {
+        self.rules.sessions.clone()
     }
 
     /// The title of the window.
