@@ -118,8 +118,7 @@ fn holds(browser: &mut Browser, expression: &str, log: impl Fn() -> String) -> R
             let name = std::thread::current().name().unwrap_or("failed").to_owned();
             browser.keep(&album(), &name)?;
             let said = browser.value("[location.href, document.body.innerText]")?;
-            let console = browser.events("Runtime.consoleAPICalled")?;
-            let console: Vec<_> = console.iter().map(|it| &it["args"]).collect();
+            let console = browser.console()?;
             bail!("timeout: {expression}: {said} {console:#?} {}", log());
         }
         sleep(Duration::from_millis(50));
@@ -133,9 +132,7 @@ fn connected(browser: &mut Browser, log: impl Fn() -> String) -> Result<()> {
 
 /// Types into the terminal, which needs the pointer.
 fn type_line(browser: &mut Browser, text: &str) -> Result<()> {
-    browser.mouse("mouseMoved", [400.0, 300.0], 0)?;
-    browser.mouse("mousePressed", [400.0, 300.0], 1)?;
-    browser.mouse("mouseReleased", [400.0, 300.0], 0)?;
+    browser.click_at([400.0, 300.0])?;
     for letter in text.chars() {
         let key = letter.to_string();
         let code = format!("Key{}", letter.to_ascii_uppercase());

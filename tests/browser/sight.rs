@@ -69,7 +69,7 @@ fn shows_title(browser: &mut Browser) -> Result<bool> {
 /// Moves the mouse to a pixel of the machine's picture.
 fn point(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<()> {
     let place = page_position(browser, [x, y])?;
-    browser.mouse("mouseMoved", place, 0)
+    browser.point(place)
 }
 
 /// The position on the page of the middle of a pixel of the machine's picture.

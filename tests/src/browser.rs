@@ -1,12 +1,9 @@
-//! Drives a headless Chromium over its DevTools protocol: JSON messages, each ended by a zero byte,
-//! through two pipes.
+//! Drives a headless browser: Chromium or Firefox.
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,34 +13,16 @@ use serde_json::{Value, json};
 use crate::print::Picture;
 use crate::program::PATIENCE;
 
-/// The program's name on Debian.
-const PROGRAM: &str = "chromium";
-/// No graphics card, no sandbox (it needs rights that containers lack), and self-signed
-/// certificates are accepted.
-const FLAGS: [&str; 8] = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--ignore-certificate-errors",
-    "--host-resolver-rules=MAP *.example 127.0.0.1",
-    "--remote-debugging-pipe",
-];
+pub mod chromium;
+pub mod firefox;
 
-pub fn is_here() -> bool {
-    let asked = Command::new(PROGRAM).arg("--version").output();
-    asked.is_ok_and(|asked| asked.status.success())
-}
+/// Chromium, which most tests use.
+pub use chromium::is_here;
 
 /// Dropping it ends the browser.
 pub struct Browser {
-    child: Child,
-    input: ChildStdin,
-    messages: Receiver<Value>,
-    events: VecDeque<Value>,
-    page: Option<String>,
-    last: u64,
+    session: Session,
+    engine: &'static dyn Engine,
 }
 
 #[derive(Clone, Copy)]
@@ -68,94 +47,106 @@ impl Window {
     }
 }
 
-impl Browser {
-    /// The profile is in `folder`.
-    pub fn new(folder: &Path) -> Result<Self> {
-        // Chromium reads commands at descriptor 3, and answers at 4.
-        let script = format!("exec {PROGRAM} \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1");
-        let mut command = Command::new("sh");
-        command.args(["-c", &script, "sh"]).args(FLAGS);
-        command.arg(format!("--user-data-dir={}", folder.display())).arg("about:blank");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().context("the browser")?;
-        let input = child.stdin.take().context("a pipe")?;
-        let answers = BufReader::new(child.stdout.take().context("a pipe")?);
-        let (sender, messages) = channel();
-        thread::spawn(move || {
-            for message in answers.split(0).map_while(Result::ok) {
-                let Ok(message) = serde_json::from_slice(&message) else { return };
-                if sender.send(message).is_err() {
-                    return;
-                }
-            }
-        });
-        let events = VecDeque::new();
-        let mut browser = Self { child, input, messages, events, page: None, last: 0 };
-        browser.open()?;
-        Ok(browser)
+/// A step of a user. Places are in pixels of the page.
+enum Step<'a> {
+    Point([f64; 2]),
+    Click([f64; 2]),
+    Tap([f64; 2]),
+    /// A key by its meaning, its position and its Windows key code.
+    Press(&'a str, &'a str, u32),
+}
+
+/// The steps that differ between browsers.
+trait Engine {
+    fn go(&self, session: &mut Session, address: &str) -> Result<()>;
+    fn value(&self, session: &mut Session, expression: &str) -> Result<Value>;
+    fn step(&self, session: &mut Session, step: &Step) -> Result<()>;
+    /// Does not wait for the page.
+    fn resize(&self, session: &mut Session, window: Window) -> Result<()>;
+    fn darken(&self, session: &mut Session, dark: bool) -> Result<()>;
+    /// A screenshot of the page, as a PNG in base 64.
+    fn shot(&self, session: &mut Session) -> Result<Value>;
+}
+
+/// How messages reach a browser.
+trait Wire {
+    /// Sends a command, to this page if it is for one.
+    fn send(&mut self, order: Value, page: Option<&str>) -> Result<()>;
+    /// Waits for the next message of the browser.
+    fn receive(&mut self) -> Result<Value>;
+}
+
+/// The process and its protocol. Both protocols have commands with a number, answers with the same
+/// number, and events without one.
+struct Session {
+    child: Child,
+    wire: Box<dyn Wire>,
+    events: VecDeque<Value>,
+    page: Option<String>,
+    last: u64,
+}
+
+impl Session {
+    fn new(child: Child, wire: Box<dyn Wire>) -> Self {
+        Self { child, wire, events: VecDeque::new(), page: None, last: 0 }
     }
 
-    /// Opens a page that shares neither cookies nor connections with the others, and makes it the
-    /// current one. Returns the previous page, for [`Browser::turn`].
-    pub fn open(&mut self) -> Result<Option<String>> {
-        let before = self.page.take();
-        let context = self.order("Target.createBrowserContext", &json!({}))?;
-        let what = json!({
-            "url": "about:blank", "browserContextId": context["browserContextId"],
-        });
-        let target = self.order("Target.createTarget", &what)?;
-        let attach = json!({ "targetId": target["targetId"], "flatten": true });
-        let session = self.order("Target.attachToTarget", &attach)?;
-        self.page = session["sessionId"].as_str().map(ToOwned::to_owned);
-        for domain in ["Page", "Runtime", "Network", "Log"] {
-            self.order(&format!("{domain}.enable"), &json!({}))?;
-        }
-        self.order("Emulation.setFocusEmulationEnabled", &json!({ "enabled": true }))?;
-        Ok(before)
-    }
-
-    /// Makes another page the current one, and returns the previous one.
-    pub fn turn(&mut self, page: Option<String>) -> Option<String> {
-        std::mem::replace(&mut self.page, page)
-    }
-
-    /// Sends a DevTools command and returns its result.
-    pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
+    fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.last += 1;
-        let mut order = json!({ "id": self.last, "method": method, "params": params });
-        if let Some(page) = &self.page {
-            order["sessionId"] = page.as_str().into();
-        }
-        let mut text = order.to_string().into_bytes();
-        text.push(0);
-        self.input.write_all(&text).with_context(|| method.to_owned())?;
+        let order = json!({ "id": self.last, "method": method, "params": params });
+        self.wire.send(order, self.page.as_deref()).with_context(|| method.to_owned())?;
         loop {
-            let message =
-                self.messages.recv_timeout(PATIENCE).with_context(|| method.to_owned())?;
+            let message = self.wire.receive().with_context(|| method.to_owned())?;
             if message["id"] == self.last {
-                ensure!(message["error"].is_null(), "{method}: {}", message["error"]);
+                ensure!(message["error"].is_null(), "{method}: {message}");
                 return Ok(message["result"].clone());
             }
             self.events.push_back(message);
         }
     }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Browser {
+    /// Chromium, with its profile in `folder`.
+    pub fn new(folder: &Path) -> Result<Self> {
+        Ok(Self { session: chromium::start(folder)?, engine: &chromium::Chromium })
+    }
+
+    /// Firefox, with its profile in `folder`.
+    pub fn firefox(folder: &Path) -> Result<Self> {
+        Ok(Self { session: firefox::start(folder)?, engine: &firefox::Firefox })
+    }
+
+    /// Opens a page that shares neither cookies nor connections with the others, and makes it the
+    /// current one. Returns the previous page, for [`Browser::turn`]. Chromium only.
+    pub fn open(&mut self) -> Result<Option<String>> {
+        chromium::open(&mut self.session)
+    }
+
+    /// Makes another page the current one, and returns the previous one.
+    pub fn turn(&mut self, page: Option<String>) -> Option<String> {
+        std::mem::replace(&mut self.session.page, page)
+    }
+
+    /// Sends a command of the browser's own protocol, and returns its result.
+    pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
+        self.session.order(method, params)
+    }
 
     pub fn go(&mut self, address: &str) -> Result<()> {
-        let gone = self.order("Page.navigate", &json!({ "url": address }))?;
-        ensure!(gone["errorText"].is_null(), "{address}: {}", gone["errorText"]);
-        Ok(())
+        self.engine.go(&mut self.session, address).with_context(|| address.to_owned())
     }
 
     /// Evaluates a JavaScript expression in the page. Fails if the expression throws.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
-        let what = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let result = self.order("Runtime.evaluate", &what)?;
-        ensure!(
-            result["exceptionDetails"].is_null(),
-            "{expression}: {}",
-            result["exceptionDetails"]
-        );
-        Ok(result["result"]["value"].clone())
+        self.engine.value(&mut self.session, expression)
     }
 
     /// Waits until an expression is true in the page, also across a change of pages.
@@ -178,20 +169,23 @@ impl Browser {
     /// Returns the events of one kind since the last call.
     pub fn events(&mut self, method: &str) -> Result<Vec<Value>> {
         // Events arrive before the answer to a later command.
-        self.order("Runtime.evaluate", &json!({ "expression": "0" }))?;
-        let all = std::mem::take(&mut self.events);
+        self.value("0")?;
+        let all = std::mem::take(&mut self.session.events);
         let (wanted, rest) = all.into_iter().partition::<Vec<_>, _>(|it| it["method"] == method);
-        self.events = rest.into();
+        self.session.events = rest.into();
         Ok(wanted.into_iter().map(|it| it["params"].clone()).collect())
     }
 
+    /// Returns the messages that the page wrote to its console since the last call.
+    pub fn console(&mut self) -> Result<Vec<Value>> {
+        let mut said = self.events("Runtime.consoleAPICalled")?;
+        said.extend(self.events("log.entryAdded")?);
+        Ok(said.into_iter().map(|it| it["args"].clone()).collect())
+    }
+
     pub fn resize(&mut self, window: Window) -> Result<()> {
-        let Window { width, height, scale, phone } = window;
-        let metrics = json!({
-            "width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone,
-        });
-        self.order("Emulation.setDeviceMetricsOverride", &metrics)?;
-        self.order("Emulation.setTouchEmulationEnabled", &json!({ "enabled": phone }))?;
+        self.engine.resize(&mut self.session, window)?;
+        let Window { width, height, .. } = window;
         self.until(&format!("innerWidth == {width} && innerHeight == {height}"))?;
         // Scripts that observe a size act in the next frame, and move the targets of clicks.
         let frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))";
@@ -200,9 +194,8 @@ impl Browser {
 
     /// Sets whether pages prefer a dark color scheme.
     pub fn darken(&mut self, dark: bool) -> Result<()> {
-        let value = if dark { "dark" } else { "light" };
-        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": value }] });
-        self.order("Emulation.setEmulatedMedia", &features).map(|_| ())
+        self.engine.darken(&mut self.session, dark)?;
+        self.until(&format!("matchMedia('(prefers-color-scheme: dark)').matches == {dark}"))
     }
 
     /// The center of a visible element.
@@ -220,9 +213,7 @@ impl Browser {
     /// Clicks on a visible element as a mouse does: an element that covers it gets the click.
     pub fn click(&mut self, selector: &str) -> Result<()> {
         let place = self.middle(selector)?;
-        self.mouse("mouseMoved", place, 0)?;
-        self.mouse("mousePressed", place, 1)?;
-        self.mouse("mouseReleased", place, 0)
+        self.click_at(place)
     }
 
     /// Fills the form of the login page, and sends it.
@@ -233,35 +224,23 @@ impl Browser {
         self.click(".login button")
     }
 
-    /// Sends one mouse event, with the buttons that are held.
-    pub fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], buttons: u32) -> Result<()> {
-        let button = if kind == "mouseMoved" { "none" } else { "left" };
-        let event = json!({
-            "type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1,
-        });
-        self.order("Input.dispatchMouseEvent", &event).map(|_| ())
+    /// Moves the mouse.
+    pub fn point(&mut self, place: [f64; 2]) -> Result<()> {
+        self.engine.step(&mut self.session, &Step::Point(place))
     }
 
-    pub fn tap(&mut self, [x, y]: [f64; 2]) -> Result<()> {
-        let start = json!({ "type": "touchStart", "touchPoints": [{ "x": x, "y": y }] });
-        self.order("Input.dispatchTouchEvent", &start)?;
-        let end = json!({ "type": "touchEnd", "touchPoints": [] });
-        self.order("Input.dispatchTouchEvent", &end).map(|_| ())
+    /// Moves the mouse, and clicks there.
+    pub fn click_at(&mut self, place: [f64; 2]) -> Result<()> {
+        self.engine.step(&mut self.session, &Step::Click(place))
+    }
+
+    pub fn tap(&mut self, place: [f64; 2]) -> Result<()> {
+        self.engine.step(&mut self.session, &Step::Tap(place))
     }
 
     /// Presses and releases a key, given by its meaning, its position and its Windows key code.
     pub fn press(&mut self, key: &str, code: &str, number: u32) -> Result<()> {
-        for kind in ["keyDown", "keyUp"] {
-            let mut event = json!({
-                "type": kind, "key": key, "code": code, "windowsVirtualKeyCode": number,
-            });
-            // Without a text, Enter presses no button.
-            if kind == "keyDown" && key == "Enter" {
-                event["text"] = "\r".into();
-            }
-            self.order("Input.dispatchKeyEvent", &event)?;
-        }
-        Ok(())
+        self.engine.step(&mut self.session, &Step::Press(key, code, number))
     }
 
     /// The first lines of noVNC's canvas: the green channel only, which is enough to read letters.
@@ -291,14 +270,14 @@ impl Browser {
 
     /// Writes a screenshot of the page into a folder, for people to look at.
     pub fn keep(&mut self, folder: &Path, name: &str) -> Result<()> {
-        let shot = self.order("Page.captureScreenshot", &json!({ "format": "png" }))?;
-        let bytes = decoded(shot["data"].as_str().context("a picture")?)?;
+        let shot = self.engine.shot(&mut self.session)?;
+        let bytes = decoded(shot.as_str().context("a picture")?)?;
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         fs::write(folder.join(format!("{name}.png")), bytes).context(name.to_owned())
     }
 }
 
-/// Decodes base 64, which DevTools use for bytes.
+/// Decodes base 64, which the protocols use for bytes.
 pub fn decoded(text: &str) -> Result<Vec<u8>> {
     let mut values = [None; 256];
     let letters = (b'A'..=b'Z').chain(b'a'..=b'z').chain(b'0'..=b'9').chain(*b"+/");
@@ -316,11 +295,4 @@ pub fn decoded(text: &str) -> Result<Vec<u8>> {
         }
     }
     Ok(bytes)
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
 use transom_tests::browser::{self, Browser};
 use transom_tests::print::Picture;
 
@@ -159,10 +160,14 @@ impl Client for Browser {
                      document.querySelector('canvas').getBoundingClientRect())",
                 )?;
                 let at = |index: usize| place[index].as_f64().context("a place");
-                let place = [at(0)? + f64::from(x), at(1)? + f64::from(y)];
                 // One mouse event; its kind depends on the buttons.
-                let kind = if buttons == 0 { "mouseMoved" } else { "mousePressed" };
-                self.mouse(kind, place, buttons.into())
+                let (kind, button) =
+                    if buttons == 0 { ("mouseMoved", "none") } else { ("mousePressed", "left") };
+                let event = json!({
+                    "type": kind, "x": at(0)? + f64::from(x), "y": at(1)? + f64::from(y),
+                    "button": button, "buttons": buttons, "clickCount": 1,
+                });
+                self.order("Input.dispatchMouseEvent", &event).map(drop)
             }
         }
     }
