@@ -56,8 +56,11 @@ export function agentClipboard(viewer, tell) {
       tell(`Sent to the machine's clipboard: ${[...text].length} characters.`);
     }
   });
-  $("share").checked = remembered("share", "no") === "yes";
-  $("share").parentElement.hidden = !navigator.clipboard?.readText;
+  // Firefox and Safari have no such permission: they ask for a click at each text that a page reads.
+  navigator.permissions?.query({ name: "clipboard-read" }).then(() => {
+    $("share").checked = remembered("share", "no") === "yes";
+    $("share").parentElement.hidden = !navigator.clipboard?.readText;
+  }, () => {});
   $("share").addEventListener("change", () => {
     remember("share", $("share").checked ? "yes" : "no");
     takeOwn();

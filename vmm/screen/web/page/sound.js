@@ -3,6 +3,9 @@ const RATE = 48000;
 // In seconds: how far ahead frames are scheduled, and how far at most before some are left out.
 const LEAD = 0.15;
 const MAX_LEAD = 0.6;
+// How long the browser may take to start playing before the user gets an explanation, in
+// milliseconds.
+const MAX_STARTING = 5000;
 
 // Calls `say` with a message, and `after` when the button was pressed.
 export function soundButton(button, say, after) {
@@ -33,6 +36,12 @@ export function soundButton(button, say, after) {
         say("The sound has ended.");
       }
     };
+    // Firefox waits for ever on a device without a sound card. A headset may only be slow.
+    setTimeout(() => {
+      if (sound === own && context.state !== "running") {
+        say("The browser plays no sound yet: this device may have no output for it.");
+      }
+    }, MAX_STARTING);
     button.setAttribute("aria-pressed", "true");
   }
 
