@@ -1,4 +1,4 @@
-//! The screen in a real browser: the probe's page, keyboard and pointer, windows, login, proxies,
+//! The screen in real browsers: the probe's page, keyboard and pointer, windows, login, proxies,
 //! and appearance. Screenshots of each state are saved in `tmp/browser` in the target folder.
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,8 @@ mod clipboard;
 mod door;
 #[path = "browser/failed.rs"]
 mod failed;
+#[path = "browser/firefox.rs"]
+mod firefox;
 #[path = "browser/look.rs"]
 mod look;
 #[path = "browser/progress.rs"]
@@ -41,15 +43,19 @@ const WAITING: &str = "document.body.dataset.state == 'waiting'";
 
 /// Whether a test can run on this host. Reports it as skipped otherwise.
 fn runs_here(test: &str) -> bool {
-    let reason = if KvmSupport::of_this_host() == KvmSupport::None {
-        "there is no usable /dev/kvm"
-    } else if !browser::is_here() {
-        "there is no chromium"
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
+    if !browser::is_here() {
+        not_run(test, "there is no chromium");
+        return false;
+    }
+    there_is_kvm(test)
+}
+
+fn there_is_kvm(test: &str) -> bool {
+    let there = KvmSupport::of_this_host() != KvmSupport::None;
+    if !there {
+        not_run(test, "there is no usable /dev/kvm");
+    }
+    there
 }
 
 /// Starts a browser, with a folder for the test.

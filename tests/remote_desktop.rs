@@ -2,6 +2,8 @@
 //! wrote. Screenshots are saved in `tmp/remote_desktop` in the target folder.
 #![forbid(unsafe_code)]
 
+#[path = "remote_desktop/firefox.rs"]
+mod firefox;
 #[path = "remote_desktop/follower.rs"]
 mod follower;
 #[path = "remote_desktop/servers.rs"]
@@ -193,23 +195,28 @@ fn a_page_reconnects_and_asks_about_another_certificate() -> Result<()> {
     if !runs_here("a_page_reconnects_and_asks_about_another_certificate") {
         return Ok(());
     }
-    let server = Shadow::start("127.0.0.34")?;
-    let pod = Pod::new("127.0.0.34", false)?;
+    let (mut browser, _folder) = browser()?;
+    reconnects(&mut browser, "127.0.0.34", "")
+}
+
+/// The screenshots of another browser have a prefix.
+fn reconnects(browser: &mut Browser, address: &str, prefix: &str) -> Result<()> {
+    let server = Shadow::start(address)?;
+    let pod = Pod::new(address, false)?;
     let kept = pod.folder.path().join("windows.rdp");
     pod.web.desktop.keep_certificate(kept.clone());
     pod.web.desktop.set_login(USER, PASSWORD.into());
-    let (mut browser, _folder) = browser()?;
     browser.go(&pod.desktop())?;
-    connected(&mut browser, || server.log())?;
+    connected(browser, || server.log())?;
     let first = fs::read_to_string(&kept)?;
     // The next server has a key of its own.
     drop(server);
-    let server = Shadow::start("127.0.0.34")?;
-    holds(&mut browser, "!document.getElementById('trust').hidden", || server.log())?;
-    browser.keep(&album(), "certificate")?;
+    let server = Shadow::start(address)?;
+    holds(browser, "!document.getElementById('trust').hidden", || server.log())?;
+    browser.keep(&album(), &format!("{prefix}certificate"))?;
     ensure!(fs::read_to_string(&kept)? == first, "the kept certificate was replaced");
     browser.click("#trust")?;
-    connected(&mut browser, || server.log())?;
+    connected(browser, || server.log())?;
     ensure!(fs::read_to_string(&kept)? != first, "the new certificate is not kept");
     Ok(())
 }
@@ -217,26 +224,45 @@ fn a_page_reconnects_and_asks_about_another_certificate() -> Result<()> {
 #[test]
 fn the_desktop_has_the_windows_size_and_its_clipboard() -> Result<()> {
     let test = "the_desktop_has_the_windows_size_and_its_clipboard";
-    if !runs_here(test) {
+    if !runs_here(test) || !xrdp_runs_here(test) {
         return Ok(());
     }
-    if !rustix::process::geteuid().is_root() {
-        not_run(test, "Xorg of xrdp needs root");
-        return Ok(());
-    }
-    let server = Xrdp::start("127.0.0.32")?;
-    let pod = Pod::new("127.0.0.32", false)?;
-    pod.web.desktop.set_login(USER, PASSWORD.into());
     let (mut browser, _folder) = browser()?;
+    let (server, _pod) = open_xrdp(&mut browser, "127.0.0.32", "")?;
+    copies_texts(&mut browser, &server)?;
+    browser.resize(Window::desk(900, 700))?;
+    until("the second size", || Ok(server.size()?.starts_with("900x")))?;
+    // Whether the picture follows is judged with another server (see `follower`): this one does not
+    // tell its client.
+    browser.keep(&album(), "smaller")
+}
+
+fn xrdp_runs_here(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        not_run(test, "Xorg of xrdp needs root");
+    }
+    root
+}
+
+/// Shows the desktop of xrdp at this address. The screenshots of another browser have a prefix.
+fn open_xrdp(browser: &mut Browser, address: &str, prefix: &str) -> Result<(Xrdp, Pod)> {
+    let server = Xrdp::start(address)?;
+    let pod = Pod::new(address, false)?;
+    pod.web.desktop.set_login(USER, PASSWORD.into());
     browser.resize(Window::desk(1200, 800))?;
     browser.go(&pod.desktop())?;
     // It has no CredSSP, so it would get the password of a user who does not look.
-    holds(&mut browser, "!document.getElementById('trust').hidden", || server.log())?;
-    browser.keep(&album(), "unproven")?;
+    holds(browser, "!document.getElementById('trust').hidden", || server.log())?;
+    browser.keep(&album(), &format!("{prefix}unproven"))?;
     browser.click("#trust")?;
-    connected(&mut browser, || server.log())?;
+    connected(browser, || server.log())?;
     until("the first size", || Ok(server.size()?.starts_with("1200x")))?;
-    browser.keep(&album(), "xrdp")?;
+    browser.keep(&album(), &format!("{prefix}xrdp"))?;
+    Ok((server, pod))
+}
+
+fn copies_texts(browser: &mut Browser, server: &Xrdp) -> Result<()> {
     // Text for the machine.
     browser.click("[popovertarget=clipboard]")?;
     browser.value("document.getElementById('text').value = 'žluťoučký from the page'")?;
@@ -246,10 +272,5 @@ fn the_desktop_has_the_windows_size_and_its_clipboard() -> Result<()> {
     // Text that is copied there, after the server has taken the page's.
     let _copied = server.copy(COPIED)?;
     let shown = format!("document.getElementById('text').value.includes({COPIED:?})");
-    holds(&mut browser, &shown, || server.log())?;
-    browser.resize(Window::desk(900, 700))?;
-    until("the second size", || Ok(server.size()?.starts_with("900x")))?;
-    // Whether the picture follows is judged with another server (see `follower`): this one does not
-    // tell its client.
-    browser.keep(&album(), "smaller")
+    holds(browser, &shown, || server.log())
 }

@@ -18,7 +18,7 @@ const SEND: &str = "document.querySelector('#paste')";
 const TICK: Duration = Duration::from_millis(20);
 
 /// The guest takes texts until this one arrives.
-fn arrives(guest: &mut GuestAgent, wanted: &str) -> Result<()> {
+pub(crate) fn arrives(guest: &mut GuestAgent, wanted: &str) -> Result<()> {
     place::until(&format!("`{wanted}` does not arrive in the guest"), || {
         guest.serve();
         thread::sleep(TICK);

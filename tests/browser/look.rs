@@ -1,6 +1,7 @@
 //! The look of the page: dark and light, on a phone, and without a picture of the machine.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -90,7 +91,7 @@ pub(crate) fn look(browser: &mut Browser, state: &str) -> Result<()> {
 
 /// On an upright phone, the zoom button makes a wide picture as high as the window; scrolling
 /// reaches the rest.
-fn zooms(browser: &mut Browser) -> Result<()> {
+fn zooms(browser: &mut Browser, prefix: &str) -> Result<()> {
     const HIGH: &str = "(() => {
         const pane = document.querySelector('#pane');
         const shown = document.querySelector('#screen canvas').getBoundingClientRect();
@@ -106,10 +107,19 @@ fn zooms(browser: &mut Browser) -> Result<()> {
     browser.until(&format!("{HIGH}[0] > .95"))?;
     let zoomed = browser.value(HIGH)?;
     ensure!(zoomed[1].as_f64() > Some(2.0), "the zoomed picture does not scroll: {zoomed}");
-    browser.keep(&album(), "zoomed")?;
+    browser.keep(&album(), &format!("{prefix}zoomed"))?;
     browser.click("#board")?;
     browser.until("document.querySelector('#strip').classList.contains('after')")?;
-    browser.keep(&album(), "strip-phone")?;
+    let apart = browser.value(
+        "(() => {
+            document.querySelector('#toast').textContent = 'A message';
+            const [toast, strip] = ['#toast', '#strip']
+                .map((it) => document.querySelector(it).getBoundingClientRect());
+            return toast.height > 0 && strip.height > 0 && toast.bottom <= strip.top;
+        })()",
+    )?;
+    ensure!(apart == true, "a message covers the row of keys");
+    browser.keep(&album(), &format!("{prefix}strip-phone"))?;
     browser.value("document.querySelector('#strip').scrollLeft = 1e6")?;
     browser.until("document.querySelector('#strip').className == 'before'")?;
     browser.click("#board")?;
@@ -128,7 +138,16 @@ fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
-    let folder = folder.path();
+    look_at_every_state(&mut browser, folder.path(), "")
+}
+
+/// The screenshots of another browser have a prefix.
+pub(crate) fn look_at_every_state(
+    browser: &mut Browser,
+    folder: &Path,
+    prefix: &str,
+) -> Result<()> {
+    let look = |browser: &mut Browser, state: &str| look(browser, &format!("{prefix}{state}"));
     let (password, control) = (folder.join("password"), folder.join("control"));
     fs::write(&password, "secret\n")?;
     let web = format!("127.0.0.1:0,user=me,password={}", password.display());
@@ -136,11 +155,11 @@ fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
     let (mut machine, address) = machine(&web, &["--control", &place])?;
     browser.go(&address)?;
     browser.until("document.forms.length == 1 && document.readyState == 'complete'")?;
-    let [dark, light] = [background(&mut browser, true)?, background(&mut browser, false)?];
+    let [dark, light] = [background(browser, true)?, background(browser, false)?];
     ensure!(dark != light, "dark and light have the same background");
     browser.until("document.activeElement.name == 'user'")?;
     browser.until("document.querySelector('#hint').textContent.includes('password=FILE')")?;
-    look(&mut browser, "login")?;
+    look(browser, "login")?;
     let wrong = "document.querySelector('[name=user]').value = 'me'; \
                  document.querySelector('[name=password]').value = 'no'; \
                  document.querySelector('form button').click()";
@@ -149,16 +168,16 @@ fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
         "document.querySelector('.wrong').textContent == 'The name or the password is wrong.'",
     )?;
     browser.until("document.querySelector('[name=user]').value == 'me'")?;
-    look(&mut browser, "wrong")?;
+    look(browser, "wrong")?;
     let right = wrong.replace("'no'", "'secret'");
     browser.value(&right)?;
     browser.until(CONNECTED)?;
-    ready(&mut browser)?;
-    look(&mut browser, "picture")?;
+    ready(browser)?;
+    look(browser, "picture")?;
     for menu in ["keys", "clipboard", "view", "power"] {
         browser.click(&format!("[popovertarget={menu}]"))?;
         browser.until(&format!("document.querySelector('#{menu}').matches(':popover-open')"))?;
-        look(&mut browser, &format!("menu-{menu}"))?;
+        look(browser, &format!("menu-{menu}"))?;
         browser.value(&format!("document.querySelector('#{menu}').hidePopover()"))?;
     }
     // Another client pauses the machine, and this page resumes it.
@@ -167,12 +186,12 @@ fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
     browser.until("document.querySelector('#pause').textContent == 'Resume'")?;
     browser.value("document.querySelector('#power').hidePopover()")?;
     browser.until("document.querySelector('#reason').textContent == 'The machine is paused.'")?;
-    look(&mut browser, "paused")?;
+    look(browser, "paused")?;
     browser.click("#resume")?;
     browser.until("document.querySelector('#cover').hidden")?;
     let status = connect(&control)?.ask(&Command::Status)?;
     ensure!(status["state"] == "running", "the machine has not resumed: {status}");
-    zooms(&mut browser)?;
+    zooms(browser, prefix)?;
     // Switching off needs a confirmation.
     browser.value("window.asked = 0; window.confirm = () => ++window.asked > 1; 0")?;
     for _ in 0..2 {
@@ -183,7 +202,7 @@ fn every_state_is_readable_in_both_themes_and_on_phones() -> Result<()> {
     browser.until("document.querySelector('#reason').textContent == 'The machine is off.'")?;
     browser.until("document.querySelector('#last:not([hidden])') != null")?;
     browser.until("document.querySelector('#how').textContent.includes('Run vmm again')")?;
-    look(&mut browser, "ended")?;
+    look(browser, "ended")?;
     Ok(())
 }
 

@@ -73,7 +73,7 @@ fn point(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<()> {
 }
 
 /// The position on the page of the middle of a pixel of the machine's picture.
-fn page_position(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
+pub(crate) fn page_position(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
     let script = format!(
         "(() => {{ const canvas = document.querySelector('#screen div canvas'); \
          const it = canvas.getBoundingClientRect(); \
@@ -85,7 +85,7 @@ fn page_position(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
 }
 
 /// Waits until the probe reports its pointer at `near`, to the precision of the page's pixels.
-fn pointer(browser: &mut Browser, near: [u32; 2]) -> Result<()> {
+pub(crate) fn pointer(browser: &mut Browser, near: [u32; 2]) -> Result<()> {
     let step = browser.value(
         "(() => { const canvas = document.querySelector('#screen div canvas'); \
          return canvas.width / canvas.getBoundingClientRect().width; })()",
@@ -101,7 +101,7 @@ fn pointer(browser: &mut Browser, near: [u32; 2]) -> Result<()> {
     crate::until(browser, at).map(|_| ()).with_context(|| format!("the pointer at {near:?}"))
 }
 
-fn type_word(browser: &mut Browser, word: &str) -> Result<()> {
+pub(crate) fn type_word(browser: &mut Browser, word: &str) -> Result<()> {
     for letter in word.chars() {
         let code = format!("Key{}", letter.to_ascii_uppercase());
         let number = u32::from(letter.to_ascii_uppercase());
@@ -135,7 +135,7 @@ fn keys_and_pointer_reach_the_machine_in_windows_of_any_size() -> Result<()> {
         point(&mut browser, place)?;
         pointer(&mut browser, place)?;
     }
-    fingers(&mut browser)?;
+    fingers(&mut browser, "")?;
     let rules = browser.events("Log.entryAdded")?;
     let broken: Vec<_> = rules.iter().filter(|it| it["entry"]["source"] == "security").collect();
     ensure!(broken.is_empty(), "the page violates its own security policy: {broken:?}");
@@ -144,7 +144,7 @@ fn keys_and_pointer_reach_the_machine_in_windows_of_any_size() -> Result<()> {
 }
 
 /// The picture is as large as possible, keeps its aspect ratio, and is not cut off.
-const FITS: &str = "(() => {
+pub(crate) const FITS: &str = "(() => {
     const canvas = document.querySelector('#screen div canvas');
     const [it, all] = [canvas, document.querySelector('#screen')]
         .map((it) => it.getBoundingClientRect());
@@ -155,7 +155,7 @@ const FITS: &str = "(() => {
     return inside && full && shape;
 })()";
 
-fn fingers(browser: &mut Browser) -> Result<()> {
+pub(crate) fn fingers(browser: &mut Browser, prefix: &str) -> Result<()> {
     for (name, window, at) in [
         ("portrait", Window::phone(375, 667), [900, 200]),
         ("landscape", Window::phone(667, 375), [200, 700]),
@@ -165,7 +165,7 @@ fn fingers(browser: &mut Browser) -> Result<()> {
         let place = page_position(browser, at)?;
         browser.tap(place)?;
         pointer(browser, at).context(name)?;
-        browser.keep(&album(), &format!("phone-{name}"))?;
+        browser.keep(&album(), &format!("{prefix}phone-{name}"))?;
     }
     Ok(())
 }

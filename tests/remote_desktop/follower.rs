@@ -16,7 +16,7 @@ use transom_tests::program::not_run;
 use transom_tests::{lab, rdp_server};
 
 use super::servers::{self, PASSWORD, Process, USER};
-use super::{COPIED, Pod, album, browser, connected, holds, runs_here, until};
+use super::{COPIED, Pod, album, browser, connected, firefox, holds, runs_here, until};
 
 /// More than one request of a client, and no multiple of it.
 const LARGE: usize = 3_000_001;
@@ -84,22 +84,24 @@ impl Server {
     }
 }
 
-/// A browser that shows the server's desktop.
-fn open(server: &Server, pod: &Pod) -> Result<(Browser, TempDir)> {
+/// Shows the desktop of a server at this address.
+fn open(browser: &mut Browser, address: &str) -> Result<(Server, Pod)> {
+    let server = Server::start(address)?;
+    let pod = Pod::new(address, false)?;
     pod.web.desktop.set_login(USER, PASSWORD.into());
-    let (mut browser, folder) = browser()?;
     browser.resize(Window::desk(1200, 800))?;
     browser.go(&pod.desktop())?;
-    connected(&mut browser, || server.log())?;
-    Ok((browser, folder))
+    connected(browser, || server.log())?;
+    follows(browser, &server)?;
+    Ok((server, pod))
 }
 
 fn is_wanted(test: &str) -> bool {
-    if !lab::everything() {
+    let wanted = lab::everything();
+    if !wanted {
         not_run(test, lab::THOROUGH);
-        return false;
     }
-    runs_here(test)
+    wanted
 }
 
 /// Waits until desktop, canvas and window agree.
@@ -122,27 +124,41 @@ fn follows(browser: &mut Browser, server: &Server) -> Result<()> {
     holds(browser, &painted, || server.log())
 }
 
-#[test]
-fn the_desktop_follows_the_window() -> Result<()> {
-    if !is_wanted("the_desktop_follows_the_window") {
-        return Ok(());
-    }
-    let server = Server::start("127.0.0.35")?;
-    let pod = Pod::new("127.0.0.35", false)?;
-    let (mut browser, _folder) = open(&server, &pod)?;
-    follows(&mut browser, &server)?;
-    browser.keep(&album(), "follower")?;
+/// The screenshots of another browser have a prefix.
+fn follows_windows(browser: &mut Browser, address: &str, prefix: &str) -> Result<()> {
+    let (server, _pod) = open(browser, address)?;
+    browser.keep(&album(), &format!("{prefix}follower"))?;
     for (name, window) in [
-        ("follower smaller", Window::desk(900, 701)),
-        ("follower phone", Window::phone(390, 844)),
-        ("follower turned phone", Window::phone(844, 390)),
-        ("follower larger", Window::desk(1500, 1000)),
+        ("smaller", Window::desk(900, 701)),
+        ("phone", Window::phone(390, 844)),
+        ("turned phone", Window::phone(844, 390)),
+        ("larger", Window::desk(1500, 1000)),
     ] {
         browser.resize(window)?;
-        follows(&mut browser, &server).with_context(|| name.to_owned())?;
-        browser.keep(&album(), name)?;
+        follows(browser, &server).with_context(|| name.to_owned())?;
+        browser.keep(&album(), &format!("{prefix}follower {name}"))?;
     }
     Ok(())
+}
+
+#[test]
+fn the_desktop_follows_the_window() -> Result<()> {
+    let test = "the_desktop_follows_the_window";
+    if !is_wanted(test) || !runs_here(test) {
+        return Ok(());
+    }
+    let (mut browser, _folder) = browser()?;
+    follows_windows(&mut browser, "127.0.0.35", "")
+}
+
+#[test]
+fn the_desktop_follows_the_window_in_firefox() -> Result<()> {
+    let test = "the_desktop_follows_the_window_in_firefox";
+    if !is_wanted(test) || !firefox::runs_here(test) {
+        return Ok(());
+    }
+    let (mut browser, _folder) = firefox::browser()?;
+    follows_windows(&mut browser, "127.0.0.40", "firefox ")
 }
 
 /// Two files in folders, an empty one and a large one.
@@ -175,24 +191,56 @@ fn tree(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
 
 #[test]
 fn texts_and_files_are_copied_both_ways() -> Result<()> {
-    if !is_wanted("texts_and_files_are_copied_both_ways") {
+    let test = "texts_and_files_are_copied_both_ways";
+    if !is_wanted(test) || !runs_here(test) {
         return Ok(());
     }
-    let mut server = Server::start("127.0.0.36")?;
-    let pod = Pod::new("127.0.0.36", false)?;
-    let (mut browser, folder) = open(&server, &pod)?;
-    follows(&mut browser, &server)?;
+    let (mut browser, folder) = browser()?;
+    let (mut server, _pod) = open(&mut browser, "127.0.0.36")?;
     copy_texts(&mut server, &mut browser)?;
     let from = folder.path().join("from");
     fill(&from)?;
-    fill(&server.place("out"))?;
     drop_files(&mut browser, &from)?;
+    upload(&mut server, &from)?;
+    browser.keep(&album(), "uploaded")?;
+    let downloads = folder.path().join("downloads");
+    let allow = json!({ "behavior": "allow", "downloadPath": downloads });
+    browser.order("Page.setDownloadBehavior", &allow)?;
+    download(&mut server, &mut browser, &downloads)?;
+    browser.keep(&album(), "downloaded")
+}
+
+#[test]
+fn texts_and_files_are_copied_both_ways_in_firefox() -> Result<()> {
+    let test = "texts_and_files_are_copied_both_ways_in_firefox";
+    if !is_wanted(test) || !firefox::runs_here(test) {
+        return Ok(());
+    }
+    let (mut browser, folder) = firefox::browser()?;
+    let (mut server, _pod) = open(&mut browser, "127.0.0.41")?;
+    copy_texts(&mut server, &mut browser)?;
+    // Its protocol drops nothing on a page, and fields for files take no folders.
+    let from = folder.path().join("from");
+    fill(&from)?;
+    fs::remove_dir_all(from.join("a folder"))?;
+    let files = tree(&from)?.into_keys().map(|name| from.join(name).display().to_string());
+    browser.choose("#chosen", &files.collect::<Vec<_>>())?;
+    upload(&mut server, &from)?;
+    browser.keep(&album(), "firefox uploaded")?;
+    let downloads = folder.path().join("downloads");
+    let allow = json!({ "type": "allowed", "destinationFolder": downloads });
+    browser.order("browser.setDownloadBehavior", &json!({ "downloadBehavior": allow }))?;
+    download(&mut server, &mut browser, &downloads)?;
+    browser.keep(&album(), "firefox downloaded")
+}
+
+/// The machine pastes the files of the page.
+fn upload(server: &mut Server, from: &Path) -> Result<()> {
     server.happens("offered files")?;
     server.order("paste")?;
     server.happens("pasted files")?;
-    ensure!(tree(&server.place("in"))? == tree(&from)?, "other files arrived: {}", server.log());
-    browser.keep(&album(), "uploaded")?;
-    download(&mut server, &mut browser, &folder.path().join("downloads"))
+    ensure!(tree(&server.place("in"))? == tree(from)?, "other files arrived: {}", server.log());
+    Ok(())
 }
 
 fn copy_texts(server: &mut Server, browser: &mut Browser) -> Result<()> {
@@ -224,8 +272,7 @@ fn drop_files(browser: &mut Browser, from: &Path) -> Result<()> {
 /// The page lists the files that the machine copied. A browser has one folder for downloads.
 fn download(server: &mut Server, browser: &mut Browser, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
-    let allow = json!({ "behavior": "allow", "downloadPath": to });
-    browser.order("Page.setDownloadBehavior", &allow)?;
+    fill(&server.place("out"))?;
     server.order("files")?;
     holds(browser, "document.querySelectorAll('#offered li').length == 4", || server.log())?;
     browser.click("[popovertarget=files]")?;
@@ -238,6 +285,5 @@ fn download(server: &mut Server, browser: &mut Browser, to: &Path) -> Result<()>
         .collect();
     let loaded = until("the downloads", || Ok(tree(to)? == expected));
     let got: Vec<_> = tree(to)?.into_iter().map(|(name, data)| (name, data.len())).collect();
-    loaded.with_context(|| format!("{got:?}"))?;
-    browser.keep(&album(), "downloaded")
+    loaded.with_context(|| format!("{got:?}"))
 }

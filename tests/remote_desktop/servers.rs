@@ -61,6 +61,12 @@ impl Desktop {
         terminal.args(["-geometry", "80x24+100+100", "-e"]);
         terminal.arg(format!("cat > {}", folder.join("typed").display()));
         let terminal = Process(terminal.spawn().context("xterm")?);
+        // Keys that are typed before would be lost.
+        let deadline = Instant::now() + PATIENCE;
+        while !folder.join("typed").exists() {
+            ensure!(Instant::now() < deadline, "xterm does not start");
+            sleep(Duration::from_millis(50));
+        }
         Ok(Self { _server: server, _terminal: terminal, display })
     }
 }

@@ -218,6 +218,8 @@ impl Browser {
 
     /// Fills the form of the login page, and sends it.
     pub fn log_in(&mut self, user: &str, password: &str) -> Result<()> {
+        // A style that arrives later would move the button away from the click.
+        self.until("document.forms.length == 1 && document.readyState == 'complete'")?;
         for (name, text) in [("user", user), ("password", password)] {
             self.value(&format!("document.querySelector('[name={name}]').value = {text:?}"))?;
         }

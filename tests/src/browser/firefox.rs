@@ -44,8 +44,12 @@ const CLIPBOARD: &str = "(() => {
     try { transfer.getTransferData('text/plain', found); } catch { return ''; }
     return found.value.QueryInterface(Ci.nsISupportsString).data;
 })()";
-/// A click lets a page write the clipboard for this time instead of 5 seconds: hosts are busy.
-const PREFERENCES: &str = "user_pref('dom.user_activation.transient.timeout', 100000);\n";
+/// A click lets a page write the clipboard for 100 seconds instead of 5, because hosts are busy.
+/// Firefox records no stacks of promises: in a page in which a script was evaluated, they take a
+/// hundred times as long as the work of the desktop's client.
+const PREFERENCES: &str = "user_pref('dom.user_activation.transient.timeout', 100000);
+user_pref('javascript.options.asyncstack', false);
+";
 /// Kinds of pointers, as preferences have them (`LookAndFeel::PointerCapabilities`).
 const COARSE: u32 = 1;
 const FINE_AND_HOVER: u32 = 6;
