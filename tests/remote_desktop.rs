@@ -6,8 +6,6 @@
 mod firefox;
 #[path = "remote_desktop/follower.rs"]
 mod follower;
-#[path = "remote_desktop/servers.rs"]
-mod servers;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -25,11 +23,11 @@ use container::settings::environment::Environment;
 use container::story::{Phase, Story};
 use container::web::{self, WebState};
 use serde_json::Value;
-use servers::{PASSWORD, Shadow, USER, Xrdp};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use transom_tests::browser::{self, Browser, Window};
 use transom_tests::program::not_run;
+use transom_tests::rdp_hosts::{self, PASSWORD, Shadow, USER, Xrdp};
 
 /// Letters of several alphabets.
 const COPIED: &str = "Grüße, 你好 from the guest";
@@ -102,7 +100,7 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
 fn runs_here(test: &str) -> bool {
     let reason = if !browser::is_here() {
         "there is no chromium"
-    } else if let Some(missing) = servers::missing() {
+    } else if let Some(missing) = rdp_hosts::missing() {
         missing
     } else {
         return true;

@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use transom_tests::browser::{Browser, Window, firefox};
 use transom_tests::program::not_run;
+use transom_tests::rdp_hosts::{self, PASSWORD, Shadow, USER};
 
-use super::servers::{self, PASSWORD, Shadow, USER};
 use super::{
     COPIED, Pod, album, connected, copies_texts, holds, open_xrdp, reconnects, type_line, until,
     xrdp_runs_here,
@@ -14,7 +14,7 @@ use super::{
 pub(crate) fn runs_here(test: &str) -> bool {
     let reason = if !firefox::is_here() {
         "there is no firefox-esr"
-    } else if let Some(missing) = servers::missing() {
+    } else if let Some(missing) = rdp_hosts::missing() {
         missing
     } else {
         return true;

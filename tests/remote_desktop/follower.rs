@@ -13,9 +13,9 @@ use serde_json::json;
 use tempfile::TempDir;
 use transom_tests::browser::{Browser, Window};
 use transom_tests::program::not_run;
+use transom_tests::rdp_hosts::{self, PASSWORD, Process, USER};
 use transom_tests::{lab, rdp_server};
 
-use super::servers::{self, PASSWORD, Process, USER};
 use super::{COPIED, Pod, album, browser, connected, firefox, holds, runs_here, until};
 
 /// More than one request of a client, and no multiple of it.
@@ -52,7 +52,7 @@ impl Server {
                 seen.lock().unwrap_or_else(PoisonError::into_inner).push(line);
             }
         });
-        servers::wait_for_port(address)?;
+        rdp_hosts::wait_for_port(address)?;
         Ok(Self { _process: Process(child), orders, events, folder })
     }
 

@@ -135,6 +135,11 @@ impl Browser {
         std::mem::replace(&mut self.session.page, page)
     }
 
+    /// The process that started all others of the browser.
+    pub fn id(&self) -> u32 {
+        self.session.child.id()
+    }
+
     /// Sends a command of the browser's own protocol, and returns its result.
     pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.session.order(method, params)

@@ -27,6 +27,7 @@ pub mod place;
 pub mod print;
 pub mod program;
 pub mod python;
+pub mod rdp_hosts;
 pub mod rdp_server;
 pub mod rebalance;
 pub mod recorded;

@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::rdp_server::make_certificate;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use transom_tests::rdp_server::make_certificate;
 
-pub(crate) const USER: &str = "Docker";
-pub(crate) const PASSWORD: &str = "Desk-1 top";
+pub const USER: &str = "Docker";
+pub const PASSWORD: &str = "Desk-1 top";
 /// The account for NTLM, as `winpr-hash` writes it.
 const SAM: &str = "Docker:::3d6e349966019cfc340e183058cb220a:::\n";
 /// The programs of the servers, and of the people at them.
@@ -22,7 +22,7 @@ const PROGRAMS: [&str; 7] =
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The first program that is missing.
-pub(crate) fn missing() -> Option<&'static str> {
+pub fn missing() -> Option<&'static str> {
     let is_here = |name: &&str| {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&folders).any(|folder| folder.join(name).exists())
@@ -31,7 +31,7 @@ pub(crate) fn missing() -> Option<&'static str> {
 }
 
 /// A process that ends with the test.
-pub(crate) struct Process(pub(crate) Child);
+pub struct Process(pub Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -42,7 +42,7 @@ impl Drop for Process {
 
 /// An X server and a terminal, which writes what is typed to a file.
 struct Desktop {
-    _server: Process,
+    server: Process,
     _terminal: Process,
     display: String,
 }
@@ -67,7 +67,7 @@ impl Desktop {
             ensure!(Instant::now() < deadline, "xterm does not start");
             sleep(Duration::from_millis(50));
         }
-        Ok(Self { _server: server, _terminal: terminal, display })
+        Ok(Self { server, _terminal: terminal, display })
     }
 }
 
@@ -79,7 +79,7 @@ fn at(display: &str, name: &str) -> Command {
     command
 }
 
-pub(crate) fn wait_for_port(address: &str) -> Result<()> {
+pub fn wait_for_port(address: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while TcpStream::connect((address, 3389)).is_err() {
         ensure!(Instant::now() < deadline, "no server listens at {address}");
@@ -89,14 +89,14 @@ pub(crate) fn wait_for_port(address: &str) -> Result<()> {
 }
 
 /// FreeRDP's shadow server, which shares a desktop and asks for NLA.
-pub(crate) struct Shadow {
+pub struct Shadow {
     _server: Process,
     _desktop: Desktop,
     folder: TempDir,
 }
 
 impl Shadow {
-    pub(crate) fn start(address: &str) -> Result<Self> {
+    pub fn start(address: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut display = Command::new("Xvfb");
         display.args(["-screen", "0", "1024x768x24"]);
@@ -120,11 +120,11 @@ impl Shadow {
     }
 
     /// The lines that were typed into the terminal.
-    pub(crate) fn typed(&self) -> String {
+    pub fn typed(&self) -> String {
         fs::read_to_string(self.file("typed")).unwrap_or_default()
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.file("log")).unwrap_or_default()
     }
 
@@ -134,15 +134,15 @@ impl Shadow {
 }
 
 /// xrdp with an X server of its own: it has a clipboard, and follows the size of its client.
-pub(crate) struct Xrdp {
-    _server: Process,
-    _channels: Process,
+pub struct Xrdp {
+    server: Process,
+    channels: Process,
     desktop: Desktop,
     folder: TempDir,
 }
 
 impl Xrdp {
-    pub(crate) fn start(address: &str) -> Result<Self> {
+    pub fn start(address: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path();
         let mut display = Command::new("Xorg");
@@ -176,15 +176,25 @@ impl Xrdp {
         server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let server = Process(server.spawn().context("xrdp")?);
         wait_for_port(address)?;
-        Ok(Self { _server: server, _channels: channels, desktop, folder })
+        Ok(Self { server, channels, desktop, folder })
     }
 
-    pub(crate) fn log(&self) -> String {
+    /// The display of its X server.
+    pub fn display(&self) -> &str {
+        &self.desktop.display
+    }
+
+    /// The processes of the desktop and its server.
+    pub fn processes(&self) -> Vec<u32> {
+        [&self.server, &self.channels, &self.desktop.server].map(|it| it.0.id()).into()
+    }
+
+    pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
     /// Copies a text in the guest. The returned process has it.
-    pub(crate) fn copy(&self, text: &str) -> Result<impl Sized> {
+    pub fn copy(&self, text: &str) -> Result<impl Sized> {
         let file = self.folder.path().join("copied");
         fs::write(&file, text)?;
         let mut copy = at(&self.desktop.display, "xclip");
@@ -193,7 +203,7 @@ impl Xrdp {
     }
 
     /// The text that a paste in the guest gets.
-    pub(crate) fn paste(&self) -> Result<String> {
+    pub fn paste(&self) -> Result<String> {
         let mut paste = at(&self.desktop.display, "timeout");
         paste.args(["5", "xclip", "-selection", "clipboard", "-o", "-t", "UTF8_STRING"]);
         let pasted = paste.stdout(Stdio::piped()).output().context("xclip")?;
@@ -201,7 +211,7 @@ impl Xrdp {
     }
 
     /// The size of the desktop, as programs of the guest see it.
-    pub(crate) fn size(&self) -> Result<String> {
+    pub fn size(&self) -> Result<String> {
         let mut ask = at(&self.desktop.display, "xrandr");
         let said = ask.stdout(Stdio::piped()).output().context("xrandr")?;
         let text = String::from_utf8_lossy(&said.stdout).into_owned();
