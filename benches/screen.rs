@@ -19,10 +19,11 @@ use tempfile::TempDir;
 use transom_benches::machine::Machine;
 use transom_benches::pictures::Picture;
 use transom_benches::rival::{MEMORY, Rival, rivals};
+use transom_benches::stage::Scene;
 use transom_benches::table::{Samples, Spread, measured, print, rows_table};
 use transom_benches::viewer::{PREFERENCES, Preference, Viewer};
 
-use self::stage::{Scene, Stage};
+use self::stage::stage;
 
 const ROUNDS: usize = 3;
 /// The time to measure a moving scene.
@@ -76,7 +77,7 @@ fn main() -> Result<()> {
     // These have no display.
     let all = rivals(&folder, &["cloud-hypervisor", "firecracker", "qemu microvm"])?;
     let module = folder.path().join("module");
-    let mut stage = Stage::new();
+    let mut stage = stage();
     stage.write(&module)?;
     let paths = Paths { folder, module };
     let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();

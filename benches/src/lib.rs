@@ -8,6 +8,7 @@ pub mod pictures;
 pub mod qmp;
 pub mod rival;
 pub mod saved;
+pub mod stage;
 pub mod table;
 pub mod tap;
 pub mod viewer;

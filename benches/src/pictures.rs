@@ -158,6 +158,15 @@ impl Picture {
         self.page(area(0, 0, self.width, self.height), scroll, DARK);
     }
 
+    /// Like `text`, but the text repeats itself after `lines` lines.
+    pub fn endless_text(&mut self, scroll: usize, lines: usize) {
+        for line in 0..self.height.div_ceil(LINE) {
+            // A page has a margin, which the next one covers.
+            let strip = area(0, line * LINE, self.width, LINE + 8);
+            self.page(strip, (usize::from(line) + scroll) % lines, DARK);
+        }
+    }
+
     /// Draws a frame of a video.
     pub fn photo(&mut self, frame: usize) {
         self.photograph(area(0, 0, self.width, self.height), frame);
