@@ -29,8 +29,13 @@ const PROGRESS_PERCENT: u64 = 70;
 /// The steps in which processors are slowed, and the most.
 const THROTTLE_STEP: u64 = 15;
 const MAX_THROTTLE: u64 = 99;
-/// In each cycle, slowed processors stand for a part of this time.
+/// In each cycle, slowed processors stand for a part of this time. On a busy host, to stop and to
+/// start them takes milliseconds, in which the guest writes. So the slowest processors have a cycle
+/// as long as the allowed pause, within limits.
 const CYCLE: Duration = Duration::from_millis(50);
+const MAX_CYCLE: Duration = Duration::from_millis(300);
+/// How long the end of the last round may be overlooked.
+const STEP: Duration = Duration::from_millis(5);
 /// Rounds with the slowest processors, after which the migration fails.
 const LAST_ROUNDS: u32 = 20;
 /// Bytes after which the rate is measured anew. The time of fewer tells little.
@@ -41,8 +46,23 @@ pub type Brake = Box<dyn Fn(Slow) -> bool + Send>;
 
 /// How long the processors are to stand. The next one is asked for when this one is dropped.
 pub struct Slow {
-    pub time: Duration,
+    time: Duration,
     done: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Slow {
+    /// Waits for this time, or until memory has been sent.
+    pub fn wait(&self) {
+        let start = Instant::now();
+        while !self.ended.load(Ordering::Relaxed) {
+            let left = self.time.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            sleep(left.min(STEP));
+        }
+    }
 }
 
 impl Drop for Slow {
@@ -97,7 +117,8 @@ impl Departure {
     /// Sends memory until the rest can be sent within the allowed pause.
     pub fn prepare(&mut self, hello: &[u8], brake: Brake) -> anyhow::Result<()> {
         let (progress, ended) = (self.progress(), self.ended.clone());
-        let body = move || throttle(&progress, &ended, &brake);
+        let longest = self.pause.clamp(CYCLE, MAX_CYCLE);
+        let body = move || throttle(&progress, &ended, longest, &brake);
         Builder::new().name("throttle".into()).spawn(body).context("a thread")?;
         let prepared = self.rounds(hello);
         self.ended.store(true, Ordering::Relaxed);
@@ -209,17 +230,19 @@ impl Progress {
 }
 
 /// Stops the processors for a part of each cycle, until the migration ends.
-fn throttle(progress: &Progress, ended: &AtomicBool, brake: &Brake) {
+fn throttle(progress: &Progress, ended: &Arc<AtomicBool>, longest: Duration, brake: &Brake) {
     let done = Arc::new(AtomicBool::new(true));
     while !ended.load(Ordering::Relaxed) {
-        let percent = u32::try_from(progress.throttle.load(Ordering::Relaxed)).unwrap_or(0);
+        let percent = progress.throttle.load(Ordering::Relaxed);
+        let cycle = if percent == MAX_THROTTLE { longest } else { CYCLE };
         // If the main thread is late, requests must not pile up.
         if percent > 0 && done.swap(false, Ordering::Relaxed) {
-            let slow = Slow { time: CYCLE * percent / 100, done: done.clone() };
+            let time = cycle * u32::try_from(percent).unwrap_or(0) / 100;
+            let slow = Slow { time, done: done.clone(), ended: ended.clone() };
             if !brake(slow) {
                 return;
             }
         }
-        sleep(CYCLE);
+        sleep(cycle);
     }
 }

@@ -123,7 +123,7 @@ impl MainLoop {
     pub(super) fn slow_down(&self, slow: &Slow) {
         if self.migration.is_some() && !self.must_stay_paused() {
             self.machine.pause();
-            sleep(slow.time);
+            slow.wait();
             self.resume_if_allowed();
         }
     }
