@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use transom_tests::program::{PATIENCE, connect, report};
 use vmm::control::{self, Command, Then};
 
-use crate::runs_here;
 use crate::snapshot::{Machine, disks_are_sound, qcow2, raw};
+use crate::{due, runs_here};
 
 /// Kinds of disks, and formats of their images.
 const KINDS: [(&str, &str); 3] = [("virtio-blk", "raw"), ("nvme", "qcow2"), ("ahci-disk", "raw")];
@@ -73,7 +73,7 @@ fn damaged_memory_ends_a_machine_before_its_disks_change() {
     if !runs_here("damaged_memory_ends_a_machine_before_its_disks_change") {
         return;
     }
-    for (kind, format) in KINDS {
+    for &(kind, format) in due(&KINDS) {
         let mut it = Interrupted::new((kind, format), FILL);
         let (disk, dir) = (it.disk.clone(), it.dir.clone());
         let (contents, time) = (fs::read(&disk).expect("its disk"), changed(&disk));
@@ -120,7 +120,7 @@ fn the_disks_of_a_paused_machine_are_as_they_were() {
     if !runs_here("the_disks_of_a_paused_machine_are_as_they_were") {
         return;
     }
-    for (kind, format) in KINDS {
+    for &(kind, format) in due(&KINDS) {
         let mut it = Interrupted::new((kind, format), FILL);
         let (disk, dir) = (it.disk.clone(), it.dir.clone());
         let time = changed(&disk);

@@ -13,8 +13,8 @@ use transom_tests::program::{Ended, PATIENCE, Running, connect, report, run_in};
 use vmm::control::snapshot::save;
 use vmm::control::{Command, Then};
 
-use crate::runs_here;
 use crate::snapshot::{SIZE, disks_are_sound, qcow2};
+use crate::{due, runs_here};
 
 /// Clones that run at the same time, and the time that they all may take to be there.
 const MANY: usize = 50;
@@ -99,9 +99,8 @@ fn clones_of_a_working_machine_do_its_work_and_leave_its_disks_alone() {
     if !runs_here("clones_of_a_working_machine_do_its_work_and_leave_its_disks_alone") {
         return;
     }
-    for (kind, format) in
-        [("virtio-blk", "raw"), ("nvme", "raw"), ("ahci-disk", "raw"), ("nvme", "qcow2")]
-    {
+    let all = [("virtio-blk", "raw"), ("nvme", "qcow2"), ("nvme", "raw"), ("ahci-disk", "raw")];
+    for &(kind, format) in due(&all) {
         clones_do_the_same_work(kind, format);
     }
 }
