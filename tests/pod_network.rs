@@ -34,13 +34,14 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 /// The environment of a pod.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
-const TESTS: [Test; 14] = [
+const TESTS: [Test; 15] = [
     ("the_guest_gets_its_address_and_reaches_the_outside", reaches_outside),
     ("incoming_traffic_reaches_the_guest_except_reserved_ports", is_reached),
     ("packets_fit_the_pods_network", packets_fit),
     ("two_pods_do_not_interfere_and_clean_up", leaves_nothing),
     ("missing_requirements_are_reported_in_one_sentence", reports_missing_requirements),
     ("the_shared_folder_is_at_the_gateway", share::is_at_the_gateway),
+    ("the_shared_folder_fills_the_link", share::fills_the_link),
     ("the_shared_folder_keeps_what_linux_writes", cifs::keeps_files),
     ("the_shared_folder_passes_connectathons_tests", cifs::passes_connectathon),
     ("the_shared_folder_passes_xfstests", cifs::passes_xfstests),

@@ -84,7 +84,7 @@ pub(crate) fn says(space: &str, words: &str, wanted: &str) -> bool {
     run(space, words).is_ok_and(|said| said.trim() == wanted)
 }
 
-fn within(space: &str, words: &str) -> Command {
+pub(crate) fn within(space: &str, words: &str) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", space]).args(arguments(words)).stdin(Stdio::null());
     command
