@@ -279,7 +279,9 @@ impl Pod {
 
     /// Runs a command that takes longer than a connection waits for its answer.
     pub(crate) fn guest_slowly(&self, town: &Town, words: &str) -> anyhow::Result<String> {
-        self.guest(town, &format!("rm -f /said; (({words}) > /saying; mv /saying /said) &"))?;
+        // A connection ends when nobody has it anymore.
+        let script = format!("(({words}) > /saying; mv /saying /said) > /dev/null 2>&1 &");
+        self.guest(town, &format!("rm -f /said; {script}"))?;
         let start = Instant::now();
         loop {
             let said = self.guest(town, "cat /said 2> /dev/null")?;
