@@ -159,11 +159,17 @@ impl Link {
                 match socket.try_write(rest) {
                     Ok(count) => rest = &rest[count..],
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) if has_left(&error) => return Ok(()),
                     Err(error) => return Err(error),
                 }
             }
         }
     }
+}
+
+/// Whether the peer has disconnected, and left frames unread.
+fn has_left(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 /// Reads frames until the peer disconnects, and passes each to `take`.
@@ -176,6 +182,7 @@ pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Resul
             Ok(0) => return Ok(()),
             Ok(count) => filled += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) if has_left(&error) => return Ok(()),
             Err(error) => return Err(error),
         }
         let mut used = 0;
@@ -237,6 +244,19 @@ mod test {
         for bad in [0, 13, 65554, u32::MAX] {
             assert!(split(&u32::to_be_bytes(bad), &mut |_| ()).is_err(), "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_leaves_frames_unread_has_disconnected() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.writable().await.unwrap();
+        ours.try_write(&[0]).unwrap();
+        drop(theirs);
+        read(&ours, |_| panic!("a frame")).await.unwrap();
+        let link = Link::default();
+        link.connect(true);
+        assert!(link.send(|frame| frame.resize(60, 1)));
+        link.drain(&ours).await.unwrap();
     }
 
     #[test]
