@@ -169,8 +169,9 @@ impl<'a> Pod<'a> {
         ensure!(status["return"]["running"] == true, "{text}");
         let tree = tree["return"].as_str().context("no tree")?;
         ensure!(tree.contains("usb-tablet") && !tree.contains("usb-host, id"), "{text}");
+        // It listens at all addresses, where strangers must not attach the host's devices.
         let reason = added["error"]["desc"].as_str().unwrap_or_default();
-        ensure!(reason.contains("remote desktop"), "{text}");
+        ensure!(reason.contains("or use `transom usb`"), "{text}");
         ensure!(removed["error"]["class"] == "DeviceNotFound", "{text}");
         Ok(())
     }
