@@ -6,7 +6,6 @@
 mod earlier;
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -49,10 +48,7 @@ pub(super) fn random() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     let count = getrandom(&mut bytes, GetRandomFlags::empty()).context("randomness")?;
     ensure!(count == bytes.len(), "randomness");
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").ok();
-        text
-    }))
+    Ok(host::hex::encode(&bytes))
 }
 
 /// A session and its last use, by cookie. Cookies have 256 random bits, so the time of a search
