@@ -98,15 +98,16 @@ fn until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
 }
 
 fn runs_here(test: &str) -> bool {
-    let reason = if !browser::is_here() {
-        "there is no chromium"
-    } else if let Some(missing) = rdp_hosts::missing() {
-        missing
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
+    runs_with(test, browser::is_here(), "there is no chromium")
+}
+
+/// Whether a test can run with a browser and the servers. Reports it as skipped otherwise.
+fn runs_with(test: &str, browser_is_here: bool, no_browser: &str) -> bool {
+    let reason = if browser_is_here { rdp_hosts::missing() } else { Some(no_browser) };
+    if let Some(reason) = reason {
+        not_run(test, reason);
+    }
+    reason.is_none()
 }
 
 /// Waits until this holds in the page. An error has the messages of the page and of the server.

@@ -27,7 +27,7 @@ const FILES: [(&str, &str); 3] = [
 pub(crate) fn keeps_files() -> anyhow::Result<()> {
     if !lab::everything() {
         let test = "the_shared_folder_keeps_what_linux_writes";
-        skip::not_run(test, "TRANSOM_TESTS is not all");
+        skip::not_run(test, lab::THOROUGH);
         return Ok(());
     }
     let town = Town::new()?;

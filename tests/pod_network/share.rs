@@ -1,11 +1,12 @@
 //! The shared folder at the gateway's addresses, with Samba's `smbclient` as the guest.
 
 use std::fs::{self, File};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
+use transom_tests::rdp_hosts::Process;
 use transom_tests::{lab, say};
 
 use crate::town::{Town, fails, run, within};
@@ -70,7 +71,7 @@ pub(crate) fn fills_the_link() -> anyhow::Result<()> {
         run(&space, &format!("tc qdisc add dev {card} {CABLE}"))?;
     }
     let mut server = within(&town.ns(), "iperf3 -s");
-    let _server = Server(server.stdout(Stdio::null()).spawn().context("iperf3")?);
+    let _server = Process(server.stdout(Stdio::null()).spawn().context("iperf3")?);
     let (there, large) = ("172.30.0.1", folder.join("large").display().to_string());
     let transfer = |more: &str, command: &str| -> anyhow::Result<f64> {
         let start = Instant::now();
@@ -101,14 +102,4 @@ pub(crate) fn fills_the_link() -> anyhow::Result<()> {
 fn link_rate(report: &str) -> anyhow::Result<f64> {
     let report: Value = serde_json::from_str(report)?;
     report["end"]["sum_received"]["bits_per_second"].as_f64().with_context(|| report.to_string())
-}
-
-/// A server that ends with the test.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
 }

@@ -3,24 +3,15 @@
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 use transom_tests::browser::{Browser, Window, firefox};
-use transom_tests::program::not_run;
-use transom_tests::rdp_hosts::{self, PASSWORD, Shadow, USER};
+use transom_tests::rdp_hosts::{PASSWORD, Shadow, USER};
 
 use super::{
-    COPIED, Pod, album, connected, copies_texts, holds, open_xrdp, reconnects, type_line, until,
-    xrdp_runs_here,
+    COPIED, Pod, album, connected, copies_texts, holds, open_xrdp, reconnects, runs_with,
+    type_line, until, xrdp_runs_here,
 };
 
 pub(crate) fn runs_here(test: &str) -> bool {
-    let reason = if !firefox::is_here() {
-        "there is no firefox-esr"
-    } else if let Some(missing) = rdp_hosts::missing() {
-        missing
-    } else {
-        return true;
-    };
-    not_run(test, reason);
-    false
+    runs_with(test, firefox::is_here(), "there is no firefox-esr")
 }
 
 /// Starts Firefox, with a folder for the test.
